@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tracemalloc
@@ -26,6 +27,7 @@ from splince_fast.exceptions import InputError, LabelError, SplinceError, Unknow
 from splince_fast.labels import ClassCodes
 
 N, WIDTH = 300, 6
+Told = Callable[..., str]
 
 
 @pytest.fixture
@@ -48,16 +50,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
     """Run; return stdout after success and stderr after a mistake, the other being empty."""
-    assert main(list(argv)) == code
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    if code:
-        assert not out
-        return err
-    assert not err
-    return out
+
+    def run(*argv: str, code: int = 0) -> str:
+        assert main(list(argv)) == code
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        assert not (out if code else err)
+        return err if code else out
+
+    return run
 
 
 def by_hand(keep: str | None = "job", **kinds: str) -> sf.Projection:
@@ -71,50 +75,64 @@ def by_hand(keep: str | None = "job", **kinds: str) -> sf.Projection:
     return sf.splince(moments, erase="gender", keep=keep)
 
 
+def report_of(path: str) -> sf.Report:
+    report = sf.Projection.load(path).report
+    assert report is not None
+    return report
+
+
 def agree(path: str, other: sf.Projection) -> None:
     """The same eraser up to the rounding of another order of rows."""
     np.testing.assert_allclose(sf.Projection.load(path).matrix(), other.matrix(), atol=1e-12)
 
 
+def save_rows(path: str, X: NDArray[Any]) -> None:
+    """Write rows in the format of the suffix."""
+    suffix = Path(path).suffix
+    if suffix == ".npy":
+        np.save(path, X)
+    elif suffix == ".npz":
+        np.savez(path, X=X)
+    elif suffix == ".safetensors":
+        safetensors.numpy.save_file({"X": X}, path)
+    elif suffix == ".pt":
+        torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+        torch.save(torch.from_numpy(X), path)
+    else:
+        pa = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        column = pa.array(list(X), pa.list_(pa.float64()))
+        parquet.write_table(pa.table({"v": column}), path, row_group_size=100)
+
+
 # -- fit -----------------------------------------------------------------------------------------
 
 
-def test_fit_prints_the_report_and_writes_the_eraser(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fit_prints_the_report_and_writes_the_eraser(here: Path, told: Told) -> None:
     options = ["--labels", "labels.csv", "--erase", "gender", "--keep", "job", "-o", "e"]
-    out = told(capsys, "fit", "X.npy", *options)
+    out = told("fit", "X.npy", *options)
     agree("e", by_hand())
-    report = sf.Projection.load("e").report
+    report = report_of("e")
     words = " ".join(report.explain().split())
+    assert words.startswith("SPLINCE was fitted to 300 rows with 6 features")
     *summary, last = out.splitlines()
     assert " ".join(" ".join(summary).split()) == words
     assert str(report) not in out
     assert last.startswith("eraser: e ")
-    assert str(report) in told(capsys, "inspect", "e")
+    shown = told("inspect", "e")
+    assert str(report) in shown
+    assert words in " ".join(shown.split())
 
 
-def test_the_report_is_printed_in_words_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told(capsys, "fit", "X.npy", "--labels", "labels.csv", "--erase", "gender", "-o", "e")
-    words = sf.Projection.load("e").report.explain()
-    shown = " ".join(told(capsys, "inspect", "e").split())
-    assert " ".join(words.split()) in shown
-    assert words.startswith("LEACE was fitted to 300 rows with 6 features")
-
-
-def test_an_array_of_labels_under_another_name_is_explained(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_array_of_labels_under_another_name_is_explained(here: Path, told: Told) -> None:
     start = ["fit", "X.npy", "--erase", "job", "-o", "e", "--labels"]
-    err = told(capsys, *start, "numbers.npy", code=2)
+    err = told(*start, "numbers.npy", code=2)
     assert "are 'numbers'; name that of a .npy file by --labels job=FILE\n" in err
-    assert "name that" not in told(capsys, *start, "labels.csv", "--keep", "no", code=2)
-    told(capsys, *start, "job=numbers.npy")
+    assert "name that" not in told(*start, "labels.csv", "--keep", "no", code=2)
+    told(*start, "job=numbers.npy")
 
 
-def test_a_table_without_a_column_of_vectors_names_those_that_fit(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_without_a_column_of_vectors_names_those_that_fit(here: Path, told: Told) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     X = np.load("X.npy")
     fixed = pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), WIDTH)
@@ -123,13 +141,13 @@ def test_a_table_without_a_column_of_vectors_names_those_that_fit(
     parquet.write_table(pa.table({"age": X[:, 0]}), "none.parquet")
     advice = "name its column of vectors with --embedding"
     start = ["fit", "t.parquet", "--erase", "age", "-o", "e"]
-    assert f"{advice}; its columns of lists are 'a', 'b'\n" in told(capsys, *start, code=2)
+    assert f"{advice}; its columns of lists are 'a', 'b'\n" in told(*start, code=2)
     start[1] = "none.parquet"
-    assert f"{advice}; it has none: make one" in told(capsys, *start, code=2)
+    assert f"{advice}; it has none: make one" in told(*start, code=2)
 
 
 def test_integers_that_may_be_quantities_warn(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save("years.npy", np.random.default_rng(0).integers(18, 80, N))
     start = ["fit", "X.npy", "--labels", "years.npy", "--erase", "years", "--method", "leace"]
@@ -138,7 +156,7 @@ def test_integers_that_may_be_quantities_warn(
     for text in (out, err):
         assert "'years' was read as 62 classes, and erasing takes 6 of 6 dimensions" in text
     assert "--kind years=continuous" in err
-    told(capsys, *start, "--kind", "years=continuous", "-o", "one")
+    told(*start, "--kind", "years=continuous", "-o", "one")
     assert sf.Projection.load("one").rank == 1
 
 
@@ -155,43 +173,35 @@ def test_integers_that_may_be_quantities_warn(
 )
 def test_shards_and_methods(
     here: Path,
-    capsys: pytest.CaptureFixture[str],
+    told: Told,
     options: list[str],
     expected: Callable[[], sf.Projection],
 ) -> None:
     labels = ["--labels", "labels.csv", "--erase", "gender"]
-    told(capsys, "fit", "a.npy", "b.npy", *labels, *options, "-o", "e")
+    told("fit", "a.npy", "b.npy", *labels, *options, "-o", "e")
     agree("e", expected())
 
 
-def test_every_option_reaches_its_method(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_reaches_its_method(here: Path, told: Told) -> None:
     start = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
-    told(capsys, *start, "--keep", "job", "--shrinkage", "0.25", "-o", "shrunk")
-    report = sf.Projection.load("shrunk").report
-    assert report is not None
-    assert report.shrinkage == 0.25
-    told(capsys, *start, "--method", "leace", "--shrinkage", "oas", "-o", "oas")
-    report = sf.Projection.load("oas").report
-    assert report is not None
-    assert 0 < report.shrinkage < 1
+    told(*start, "--keep", "job", "--shrinkage", "0.25", "-o", "shrunk")
+    assert report_of("shrunk").shrinkage == 0.25
+    told(*start, "--method", "leace", "--shrinkage", "oas", "-o", "oas")
+    assert 0 < report_of("oas").shrinkage < 1
     np.save("uneven.npy", np.load("X.npy") * np.array([1, 1, 1, 1, 1, 1e-3]))
     uneven = ["fit", "uneven.npy", *start[2:], "--keep", "job"]
-    told(capsys, *uneven, "--min-scale", "0.01", "-o", "uneven")
-    report = sf.Projection.load("uneven").report
-    assert report is not None
-    assert report.left_out == (5,)
-    assert "1 feature(s) (5), of tiny deviation" in told(capsys, "inspect", "uneven")
-    told(capsys, *start, "--method", "Mean-Projection", "-o", "mean")
-    told(capsys, *start, "--method", "sal", "-o", "sal")
+    told(*uneven, "--min-scale", "0.01", "-o", "uneven")
+    assert report_of("uneven").left_out == (5,)
+    assert "1 feature(s) (5), of tiny deviation" in told("inspect", "uneven")
+    told(*start, "--method", "Mean-Projection", "-o", "mean")
+    told(*start, "--method", "sal", "-o", "sal")
     assert sf.Projection.load("mean").method == "MeanProjection"
     agree("mean", sf.Projection.load("sal"))
-    told(capsys, *start, "--erase", "job", "--method", "leace", "-o", "both")
+    told(*start, "--erase", "job", "--method", "leace", "-o", "both")
     assert sf.Projection.load("both").rank == 2
 
 
-def test_rows_sampled_sketched_and_read_again(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_sampled_sketched_and_read_again(here: Path, told: Told) -> None:
     start = ["fit", "a.npy", "b.npy", "--labels", "labels.csv", "--erase", "gender", "--method"]
     start += ["leace", "--checkpoint", "c", "--force"]
     gender = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
@@ -209,14 +219,13 @@ def test_rows_sampled_sketched_and_read_again(
         moments = sf.Moments.from_blocks(source, **parameters)
         expected = sf.leace(moments, erase="gender", **again).report
         assert expected is not None
-        told(capsys, *start, *flags, "-o", "e")
-        assert str(expected) in told(capsys, "inspect", "e")
+        told(*start, *flags, "-o", "e")
+        assert str(expected) in told("inspect", "e")
         agree("e", sf.leace(moments, erase="gender", **again))
     assert expected.sketch.passes == 2
     # Control: all rows, dealt to folds, as without the flag.
-    told(capsys, *start, "--subsample", "1", "-o", "e")
-    report = sf.Projection.load("e").report
-    assert report is not None
+    told(*start, "--subsample", "1", "-o", "e")
+    report = report_of("e")
     assert (report.sampling, report.held_out is None) == (None, False)
 
 
@@ -250,15 +259,7 @@ def test_a_warning_of_every_block_is_told_once(
     assert err.startswith("splince-fast: warning: ")
 
 
-def test_labels_from_npy_have_a_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    labels = ["--labels", "gender.npy", "--labels", "job=numbers.npy"]
-    told(capsys, "fit", "X.npy", *labels, "--erase", "gender", "--keep", "job", "-o", "e")
-    agree("e", by_hand())
-
-
-def test_parquet_files_of_embeddings_or_of_labels(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parquet_files_of_embeddings_or_of_labels(here: Path, told: Told) -> None:
     pa = pytest.importorskip("pyarrow", reason="parquet needs the extra parquet")
     from pyarrow import csv, parquet
 
@@ -268,23 +269,23 @@ def test_parquet_files_of_embeddings_or_of_labels(
     vectors = pa.FixedSizeListArray.from_arrays(flat, WIDTH)
     parquet.write_table(labels.append_column("vector", vectors), "all.parquet", row_group_size=70)
     names = ["--erase", "gender", "--keep", "job"]
-    told(capsys, "fit", "X.npy", "--labels", "labels.parquet", *names, "-o", "one")
-    told(capsys, "fit", "all.parquet", "--embedding", "vector", *names, "-o", "two")
+    told("fit", "X.npy", "--labels", "labels.parquet", *names, "-o", "one")
+    told("fit", "all.parquet", "--embedding", "vector", *names, "-o", "two")
     agree("one", by_hand())
     agree("two", by_hand())
-    err = told(capsys, "fit", "all.parquet", *names, "-o", "e", code=2)
+    err = told("fit", "all.parquet", *names, "-o", "e", code=2)
     assert "'all.parquet' is a table; name its column of vectors with --embedding" in err
     more = ["--embedding", "vector", "--labels", "labels.csv"]
-    err = told(capsys, "fit", "all.parquet", *more, *names, "-o", "e", code=2)
+    err = told("fit", "all.parquet", *more, *names, "-o", "e", code=2)
     assert "--labels and --embedding exclude each other" in err
     Path("labels.parquet").write_bytes(b"PAR1 or not")
-    err = told(capsys, "fit", "X.npy", "--labels", "labels.parquet", *names, "-o", "e", code=2)
+    err = told("fit", "X.npy", "--labels", "labels.parquet", *names, "-o", "e", code=2)
     assert "cannot be read as Parquet" in err
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
 def test_a_checkpoint_is_refused_after_a_change_of_rows_in_the_middle(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+    tmp_path: Path, told: Told, suffix: str
 ) -> None:
     """The first and the last block have the same digests; only the time of the file differs."""
     X, z = np.random.default_rng(0).normal(size=(3 * 4096, 4)), np.arange(3 * 4096) % 2
@@ -293,30 +294,21 @@ def test_a_checkpoint_is_refused_after_a_change_of_rows_in_the_middle(
     same = f"same={labels}"
     argv = ["fit", rows, "--labels", labels, "--labels", same, "--erase", "z", "--keep", "same"]
     argv += ["-o", str(tmp_path / "e"), "--checkpoint", checkpoint, "--force"]
-
-    def write() -> None:
-        if suffix == ".npy":
-            np.save(rows, X)
-        elif suffix == ".npz":
-            np.savez(rows, X=X)
-        else:
-            safetensors.numpy.save_file({"X": X}, rows)
-
-    write()
-    assert "cannot keep" in told(capsys, *argv, code=2)  # leaves a complete checkpoint
-    assert "cannot keep" in told(capsys, *argv, code=2)  # control: unchanged files are accepted
+    save_rows(rows, X)
+    assert "cannot keep" in told(*argv, code=2)  # leaves a complete checkpoint
+    assert "cannot keep" in told(*argv, code=2)  # control: unchanged files are accepted
     X[5000] += 1.0
-    write()
-    assert "has changed since" in told(capsys, *argv, code=2)
+    save_rows(rows, X)
+    assert "has changed since" in told(*argv, code=2)
     os.remove(checkpoint)
-    assert "cannot keep" in told(capsys, *argv, code=2)
+    assert "cannot keep" in told(*argv, code=2)
     z[5000] = 1 - z[5000]
     np.save(labels, z)
-    assert "z.npy has changed since" in told(capsys, *argv, code=2)
+    assert "z.npy has changed since" in told(*argv, code=2)
 
 
 def test_shards_of_a_folder_whose_names_do_not_sort_by_number_are_refused_with_labels(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, told: Told
 ) -> None:
     """By name shard-10 comes before shard-2, so the second label would go to another row."""
     X, names = np.load("X.npy"), ["shard-2.npy", "shard-10.npy"]
@@ -325,11 +317,11 @@ def test_shards_of_a_folder_whose_names_do_not_sort_by_number_are_refused_with_l
         for name, part in zip(padded, np.split(X, [100]), strict=True):
             np.save(os.path.join(folder, name), part)
     options = ["--labels", "labels.csv", "--erase", "gender", "-o"]
-    err = told(capsys, "fit", "plain", *options, "e", code=2)
+    err = told("fit", "plain", *options, "e", code=2)
     assert "'shard-10.npy' comes before 'shard-2.npy' in the folder 'plain'" in err
-    told(capsys, "fit", *(f"plain/{name}" for name in names), *options, "e1")
-    told(capsys, "fit", "padded", *options, "e2")
-    told(capsys, "apply", "e2", "plain", "-o", "erased")  # without labels the order is no matter
+    told("fit", *(f"plain/{name}" for name in names), *options, "e1")
+    told("fit", "padded", *options, "e2")
+    told("apply", "e2", "plain", "-o", "erased")  # without labels the order is no matter
     agree("e1", by_hand(None))
     agree("e2", by_hand(None))
 
@@ -339,32 +331,33 @@ def test_a_file_that_was_replaced_since_its_header_was_read_is_refused(
     tmp_path: Path, suffix: str
 ) -> None:
     path = str(tmp_path / ("X" + suffix))
-
-    def write(X: NDArray[np.float64]) -> None:
-        np.save(path, X) if suffix == ".npy" else np.savez(path, X=X)
-
-    write(np.ones((6, 2)))
+    save_rows(path, np.ones((6, 2)))
     labels = {"z": [0, 1, 0, 1, 0, 1]}
     source = rows.source_of(
         [path], key=None, embedding=None, variables=["z"], labels=lambda: labels
     )
     assert len(list(source)) == 1  # control: the same file, read again
     for other in (np.ones((4, 2)), np.ones((6, 2), np.float32)):
-        write(other)
+        save_rows(path, other)
         with pytest.raises(
             sf.InputError, match=r"now holds float.* of shape \(.*make a new source"
         ):
             list(source)
 
 
-def test_a_checkpoint_goes_when_the_eraser_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str]
+def test_a_checkpoint_goes_when_the_eraser_is_written_and_moments_are_saved(
+    here: Path, told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = ["fit", "X.npy", "--labels", "gender.npy", "--labels", "same=gender.npy"]
     start += ["--erase", "gender", "--keep", "same", "-o", "e", "--checkpoint", "c"]
-    assert "cannot keep" in told(capsys, *start, code=2)
+    start += ["--save-moments", "m", "--force"]
+    assert main(start) == 2
+    assert "SPLINCE cannot keep 'same' while it erases 'gender'" in capsys.readouterr().err
+    assert sf.Moments.load("m").n_rows == N  # also if no eraser exists
     assert Path("c").exists()
-    assert main([*start, "--on-infeasible", "drop", "--save-moments", "m"]) == 0
+    assert not Path("e").exists()
+    os.remove("m")
+    assert main([*start, "--on-infeasible", "drop"]) == 0
     out, err = capsys.readouterr()
     assert "moments: m\n" in out
     assert "'same'" in err
@@ -373,106 +366,75 @@ def test_a_checkpoint_goes_when_the_eraser_is_written(
     agree("e", sf.leace(sf.Moments.load("m"), erase="gender"))
 
 
-def test_moments_are_saved_even_if_no_eraser_exists(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--labels", "gender.npy", "--labels", "same=gender.npy", "--save-moments", "m"]
-    code = main(["fit", "X.npy", *options, "--erase", "gender", "--keep", "same", "-o", "e"])
-    assert code == 2
-    assert "SPLINCE cannot keep 'same' while it erases 'gender'" in capsys.readouterr().err
-    assert sf.Moments.load("m").n_rows == N
-    assert not Path("e").exists()
-
-
-FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
+FIT = "fit X.npy --labels labels.csv --erase gender"
+KEEP = f"{FIT} --keep job"
 
 
 @pytest.mark.parametrize(
-    ("argv", "text"),
+    ("command", "text"),
     [
-        ([*FIT, "--method", "splince", "-o", "e"], "SPLINCE needs --keep, the task"),
-        ([*FIT, "--method", "leace", "--keep", "job", "-o", "e"], "LEACE keeps nothing"),
+        (f"{FIT} --method splince -o e", "SPLINCE needs --keep, the task"),
+        (f"{FIT} --method leace --keep job -o e", "LEACE keeps nothing"),
+        (f"{FIT} --method mean_projection --shrinkage .1 -o e", "it applies to splince, leace"),
+        (f"{KEEP} --shrinkage some -o e", "invalid"),
+        (f"{KEEP} --shrinkage 2 -o e", "a number in [0, 1]"),
+        (f"{KEEP} --min-scale 1 -o e", "a number in [0, 1)"),
+        (f"{FIT} --method sal --min-scale .1 -o e", "it applies to splince, leace"),
+        (f"{KEEP} -o e --checkpoint ./e", "is the file of --output, too"),
+        (f"{KEEP} -o e --save-moments ./e", "is the file of --output, too"),
+        (f"{KEEP} -o e --checkpoint labels.csv", "is an input, too"),
+        (f"{KEEP} --max-amplification 0.5 -o e", "of at least 1"),
+        (f"{KEEP} --subsample 2 -o e", "above 0 and at most 1"),
+        (f"{KEEP} --subsample 0.01 -o e", "24 are needed; pass at least"),
+        (f"{KEEP} --sketch-size 1.5 -o e", "an integer from 0"),
+        (f"{KEEP} --sketch-size 2 --subsample auto -o e", "exclude each other"),
+        (f"{KEEP} --sketch-size 2 --shrinkage cv -o e", "pass a number"),
+        (f"{KEEP} --sketch-size 2 --solver eigh -o e", "at 'auto'"),
+        (f"{KEEP} --sketch-size 2 --groups age -o e", "leave --groups out"),
+        (f"{KEEP} --passes 2 -o e", "pass --sketch-size, too"),
+        (f"{FIT} --method sal --sketch-size 2 --passes 2 -o e", "splince, leace"),
+        (f"{KEEP} --kind job -o e", "must be NAME=classes or"),
+        (f"{KEEP} --kind age=classes -o e", "the variables are 'gender', 'job'"),
+        (f"{KEEP}s -o e", "'jobs'; the variables are 'gender', 'job', 'age'"),
+        (f"{KEEP} -o absent/e", "there is no folder for 'absent/e'"),
+        (f"{KEEP} -o a.npy", "'a.npy' exists"),
+        (f"{KEEP} -o e --save-moments a.npy", "'a.npy' exists"),
+        (f"{KEEP} -o new.npy", "ends in .safetensors"),
+        (f"{KEEP} -o e --save-moments m.npz", "ends in .safetensors"),
+        (f"{KEEP} --checkpoint absent/c -o e", "there is no folder"),
+        ("fit X.npy --erase g --keep y -o e", "pass --labels FILE"),
+        ("fit absent.npy --labels labels.csv --erase gender --keep job -o e", "absent.npy"),
+        ("fit absent.npy --erase z -o e", "there is no file 'absent.npy'"),
+        ("fit a.npy --labels labels.csv --erase gender --keep job -o e", "has 300 rows but"),
         (
-            [*FIT, "--method", "mean_projection", "--shrinkage", ".1", "-o", "e"],
-            "it applies to splince, leace",
-        ),
-        ([*FIT, "--keep", "job", "--shrinkage", "some", "-o", "e"], "invalid"),
-        ([*FIT, "--keep", "job", "--shrinkage", "2", "-o", "e"], "a number in [0, 1]"),
-        ([*FIT, "--keep", "job", "--min-scale", "1", "-o", "e"], "a number in [0, 1)"),
-        ([*FIT, "--method", "sal", "--min-scale", ".1", "-o", "e"], "it applies to splince, leace"),
-        ([*FIT, "--keep", "job", "-o", "e", "--checkpoint", "./e"], "is the file of --output, too"),
-        (
-            [*FIT, "--keep", "job", "-o", "e", "--save-moments", "./e"],
-            "is the file of --output, too",
-        ),
-        ([*FIT, "--keep", "job", "-o", "e", "--checkpoint", "labels.csv"], "is an input, too"),
-        ([*FIT, "--keep", "job", "--max-amplification", "0.5", "-o", "e"], "of at least 1"),
-        ([*FIT, "--keep", "job", "--subsample", "2", "-o", "e"], "above 0 and at most 1"),
-        ([*FIT, "--keep", "job", "--subsample", "0.01", "-o", "e"], "24 are needed; pass at least"),
-        ([*FIT, "--keep", "job", "--sketch-size", "1.5", "-o", "e"], "an integer from 0"),
-        (
-            [*FIT, "--keep", "job", "--sketch-size", "2", "--subsample", "auto", "-o", "e"],
-            "exclude each other",
-        ),
-        (
-            [*FIT, "--keep", "job", "--sketch-size", "2", "--shrinkage", "cv", "-o", "e"],
-            "pass a number",
-        ),
-        ([*FIT, "--keep", "job", "--sketch-size", "2", "--solver", "eigh", "-o", "e"], "at 'auto'"),
-        (
-            [*FIT, "--keep", "job", "--sketch-size", "2", "--groups", "age", "-o", "e"],
-            "leave --groups out",
-        ),
-        ([*FIT, "--keep", "job", "--passes", "2", "-o", "e"], "pass --sketch-size, too"),
-        (
-            [*FIT, "--method", "sal", "--sketch-size", "2", "--passes", "2", "-o", "e"],
-            "splince, leace",
-        ),
-        ([*FIT, "--keep", "job", "--kind", "job", "-o", "e"], "must be NAME=classes or"),
-        (
-            [*FIT, "--keep", "job", "--kind", "age=classes", "-o", "e"],
-            "the variables are 'gender', 'job'",
-        ),
-        ([*FIT, "--keep", "jobs", "-o", "e"], "'jobs'; the variables are 'gender', 'job', 'age'"),
-        ([*FIT, "--keep", "job", "-o", "absent/e"], "there is no folder for 'absent/e'"),
-        ([*FIT, "--keep", "job", "-o", "a.npy"], "'a.npy' exists"),
-        ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "a.npy"], "'a.npy' exists"),
-        ([*FIT, "--keep", "job", "-o", "new.npy"], "ends in .safetensors"),
-        ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "m.npz"], "ends in .safetensors"),
-        ([*FIT, "--keep", "job", "--checkpoint", "absent/c", "-o", "e"], "there is no folder"),
-        (["fit", "X.npy", "--erase", "g", "--keep", "y", "-o", "e"], "pass --labels FILE"),
-        (["fit", "absent.npy", *FIT[2:], "--keep", "job", "-o", "e"], "absent.npy"),
-        (["fit", "absent.npy", "--erase", "z", "-o", "e"], "there is no file 'absent.npy'"),
-        (["fit", "a.npy", *FIT[2:], "--keep", "job", "-o", "e"], "has 300 rows but"),
-        (
-            ["fit", "labels.csv", *FIT[2:], "--keep", "job", "-o", "e"],
+            "fit labels.csv --labels labels.csv --erase gender --keep job -o e",
             "'labels.csv' has no known format",
         ),
-        (["fit", "folder", *FIT[2:], "--keep", "job", "-o", "e"], "has no file of rows"),
-        (["fit", "X.npy", "--erase", "gender", "--keep", "job"], "required: -o/--output"),
-        (["fit", "X.npy", "--keep", "job", "-o", "e"], "required: --erase"),
-        ([*FIT, "--keep", "job", "--method", "inlp", "-o", "e"], "must be one of"),
-        ([*FIT, "--keep", "job", "--labels", "x.txt", "-o", "e"], "not 'x.txt'"),
-        ([*FIT, "--keep", "job", "--labels", "absent.csv", "-o", "e"], "absent.csv"),
-        ([*FIT, "--keep", "job", "--labels", "y=labels.csv", "-o", "e"], "pass FILE alone"),
-        ([*FIT, "--keep", "job", "--labels", "gender.npy", "-o", "e"], "2 columns 'gender'"),
-        ([], "required: COMMAND"),
-        (["erase"], "invalid choice"),
-        ([*FIT, "--kee", "job", "-o", "e"], "unrecognized arguments: --kee"),
+        ("fit folder --labels labels.csv --erase gender --keep job -o e", "has no file of rows"),
+        ("fit X.npy --erase gender --keep job", "required: -o/--output"),
+        ("fit X.npy --keep job -o e", "required: --erase"),
+        (f"{KEEP} --method inlp -o e", "must be one of"),
+        (f"{KEEP} --labels x.txt -o e", "not 'x.txt'"),
+        (f"{KEEP} --labels absent.csv -o e", "absent.csv"),
+        (f"{KEEP} --labels y=labels.csv -o e", "pass FILE alone"),
+        (f"{KEEP} --labels gender.npy -o e", "2 columns 'gender'"),
+        ("", "required: COMMAND"),
+        ("erase", "invalid choice"),
+        (f"{FIT} --kee job -o e", "unrecognized arguments: --kee"),
     ],
 )
 def test_mistakes_cost_no_pass_and_leave_no_file(
-    here: Path, capsys: pytest.CaptureFixture[str], argv: list[str], text: str
+    here: Path, told: Told, command: str, text: str
 ) -> None:
     os.mkdir("folder")
     before = sorted(os.listdir())
-    assert text in told(capsys, *argv, code=2)
+    assert text in told(*shlex.split(command), code=2)
     assert sorted(os.listdir()) == before
 
 
 @pytest.mark.parametrize("option", ["--output", "--checkpoint", "--save-moments"])
 def test_what_cannot_be_written_is_refused_before_anything_is_read(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
+    here: Path, told: Told, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     """An unset variable cost the whole pass, and the result was lost."""
 
@@ -483,24 +445,18 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(
     os.mkdir("folder")
     rest = [] if option == "--output" else ["-o", "e"]
     for path in ("", "folder", "X.npy"):
-        argv = [*FIT, "--keep", "job", "--force", *rest, option, path]
-        assert option in told(capsys, *argv, code=2)
-
-
-def test_force_overwrites(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("e").write_text("old")
-    told(capsys, *FIT, "--keep", "job", "-o", "e", "--force")
-    agree("e", by_hand())
+        argv = [*KEEP.split(), "--force", *rest, option, path]
+        assert option in told(*argv, code=2)
 
 
 def test_a_read_only_file_is_refused_before_the_work(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("e").write_text("old")
     access = os.access  # root may write to any file
     monkeypatch.setattr(os, "access", lambda path, mode: path != "e" and access(path, mode))
-    argv = [*FIT, "--keep", "job", "-o", "e", "--force"]
-    assert "'e' is read-only" in told(capsys, *argv, code=2)
+    argv = [*KEEP.split(), "-o", "e", "--force"]
+    assert "'e' is read-only" in told(*argv, code=2)
     assert Path("e").read_text() == "old"
 
 
@@ -528,26 +484,18 @@ def csv_column(text: str, name: str = "v", suffix: str = ".csv", **kinds: str) -
         (["1_000", "x"], ["1_000", "x"]),
         (["١", "a"], ["١", "a"]),
         (["inf", "-inf"], ["inf", "-inf"]),
+        (["1", "2.5"], np.array([1, 2.5])),
+        ([".5", "-1.", "2e-3", "1E3"], np.array([0.5, -1, 0.002, 1000])),
+        (["0.5", "", "nan", "NaN"], np.array([0.5, np.nan, np.nan, np.nan])),
     ],
 )
-def test_csv_classes(here: Path, cells: list[str], expected: list[Any]) -> None:
-    found = csv_column("\r\n".join(["v,w", *(f"{cell},0" for cell in cells)]) + "\r\n")
-    assert found == expected
-    assert [type(value) for value in found] == [type(value) for value in expected]
-
-
-@pytest.mark.parametrize(
-    ("cells", "expected"),
-    [
-        (["1", "2.5"], [1, 2.5]),
-        ([".5", "-1.", "2e-3", "1E3"], [0.5, -1, 0.002, 1000]),
-        (["0.5", "", "nan", "NaN"], [0.5, np.nan, np.nan, np.nan]),
-    ],
-)
-def test_csv_numbers(here: Path, cells: list[str], expected: list[float]) -> None:
-    found = csv_column("\n".join(["w,v", *(f"0,{cell}" for cell in cells)]))
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found, expected)
+def test_csv_columns(here: Path, cells: list[str], expected: Any) -> None:
+    """Classes are a list, and numbers an array."""
+    for header, row, end in (("v,w", "{},0", "\r\n"), ("w,v", "0,{}", "\n")):
+        found = csv_column(end.join([header, *map(row.format, cells)]) + end)
+        assert [type(value) for value in found] == [type(value) for value in expected]
+        np.testing.assert_array_equal(found, expected)
+        assert type(found) is type(expected)
 
 
 def test_csv_in_other_hands(here: Path) -> None:
@@ -630,11 +578,11 @@ def eraser(here: Path) -> sf.Projection:
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("n", [0, 1, N])
 def test_apply_writes_what_the_eraser_gives(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], dtype: str, order: str, n: int
+    eraser: sf.Projection, told: Told, dtype: str, order: str, n: int
 ) -> None:
     X = np.asarray(2 * np.load("X.npy")[:n], dtype=dtype, order=order)  # type: ignore[call-overload]
     np.save("in.npy", X)
-    assert told(capsys, "apply", "e", "in.npy", "-o", "out.npy") == f"{n} rows: out.npy\n"
+    assert told("apply", "e", "in.npy", "-o", "out.npy") == f"{n} rows: out.npy\n"
     out = np.load("out.npy")
     expected = eraser(X)
     assert out.dtype == expected.dtype
@@ -642,19 +590,15 @@ def test_apply_writes_what_the_eraser_gives(
     np.testing.assert_array_equal(np.load("in.npy"), X)
 
 
-def test_apply_in_place_twice_is_once(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_apply_in_place_twice_is_once(eraser: sf.Projection, told: Told) -> None:
     expected = eraser(np.load("X.npy"))
-    assert told(capsys, "apply", "e", "X.npy", "--in-place") == f"{N} rows: X.npy\n"
+    assert told("apply", "e", "X.npy", "--in-place") == f"{N} rows: X.npy\n"
     np.testing.assert_array_equal(np.load("X.npy"), expected)
-    told(capsys, "apply", "e", "X.npy", "--in-place")
+    told("apply", "e", "X.npy", "--in-place")
     np.testing.assert_allclose(np.load("X.npy"), expected, atol=1e-13)
 
 
-def test_in_place_is_refused_where_twice_is_not_once(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_place_is_refused_where_twice_is_not_once(here: Path, told: Told) -> None:
     X, gender = np.load("X.npy"), np.load("gender.npy")
     labels = {"gender": gender, "job": np.load("numbers.npy")}
     moments = sf.Moments().update(X, labels)
@@ -676,11 +620,11 @@ def test_in_place_is_refused_where_twice_is_not_once(
         twice = eraser(once, {"gender": gender})
         argv = ["apply", name, "copy.npy", "--in-place"]
         if np.abs(twice - once).max() < 1e-9:
-            told(capsys, *argv)
+            told(*argv)
             np.testing.assert_array_equal(np.load("copy.npy"), once)
         else:
             extra = ["--labels", "gender.npy"] if name == "oracle" else []
-            assert "changes erased rows again" in told(capsys, *argv, *extra, code=2)
+            assert "changes erased rows again" in told(*argv, *extra, code=2)
             np.testing.assert_array_equal(np.load("copy.npy"), X)
     repeated = erasers["oracle"](erasers["oracle"](X, {"gender": gender}), {"gender": gender})
     gap = [
@@ -689,12 +633,10 @@ def test_in_place_is_refused_where_twice_is_not_once(
     np.testing.assert_allclose(gap[1], -gap[0])  # control: the concept would be back
 
 
-def test_apply_needs_memory_for_a_piece_only(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_apply_needs_memory_for_a_piece_only(eraser: sf.Projection, told: Told) -> None:
     X = np.ones((1_000_000, WIDTH), np.float16)  # 12 MB, 24 MB in the precision of the work
     np.save("in.npy", X)
-    told(capsys, "apply", "e", "X.npy", "-o", "warm.npy")
+    told("apply", "e", "X.npy", "-o", "warm.npy")
 
     def peak(job: Callable[[], Any]) -> int:
         tracemalloc.start()
@@ -708,51 +650,48 @@ def test_apply_needs_memory_for_a_piece_only(
 
 
 @pytest.mark.parametrize(
-    ("argv", "text"),
+    ("command", "text"),
     [
-        (["apply", "e", "X.npy", "-o", "gender.npy"], "'gender.npy' exists"),
-        (["apply", "e", "narrow.npy", "-o", "out.npy"], "3 columns, and 6 are expected"),
-        (["apply", "e", "narrow.npy", "--in-place"], "3 columns, and 6 are expected"),
-        (["apply", "e", "gender.npy", "-o", "out.npy"], "'gender.npy' has shape (300,)"),
-        (["apply", "e", "integers.npy", "--in-place"], "the result is float64; use -o FILE"),
-        (["apply", "e", "labels.csv", "-o", "out.npy"], "has no known format"),
-        (["apply", "e", "broken.npy", "-o", "out.npy"], "cannot be read as a .npy array"),
-        (["apply", "e", "broken.npz", "-o", "out.npy"], "cannot be read as a .npz file"),
-        (["apply", "e", "two.npz", "-o", "out.npy"], "name the array of rows with --key"),
-        (
-            ["apply", "e", "two.npz", "--key", "z", "-o", "out.npy"],
-            "no array 'z'; its arrays are 'a'",
-        ),
-        (["apply", "e", "X.npy", "--key", "a", "-o", "out.npy"], "no file holds several"),
-        (["apply", "e", "X.npy", "--embedding", "v", "-o", "out.npy"], "the files hold arrays"),
+        ("apply e X.npy -o gender.npy", "'gender.npy' exists"),
+        ("apply e narrow.npy -o out.npy", "3 columns, and 6 are expected"),
+        ("apply e narrow.npy --in-place", "3 columns, and 6 are expected"),
+        ("apply e gender.npy -o out.npy", "'gender.npy' has shape (300,)"),
+        ("apply e integers.npy --in-place", "the result is float64; use -o FILE"),
+        ("apply e labels.csv -o out.npy", "has no known format"),
+        ("apply e broken.npy -o out.npy", "cannot be read as a .npy array"),
+        ("apply e broken.npz -o out.npy", "cannot be read as a .npz file"),
+        ("apply e two.npz -o out.npy", "name the array of rows with --key"),
+        ("apply e two.npz --key z -o out.npy", "no array 'z'; its arrays are 'a'"),
+        ("apply e X.npy --key a -o out.npy", "no file holds several"),
+        ("apply e X.npy --embedding v -o out.npy", "the files hold arrays"),
         pytest.param(
-            ["apply", "e", "long.npy", "-o", "out.safetensors"],
+            "apply e long.npy -o out.safetensors",
             "can be written only as .npy",
             marks=pytest.mark.skipif(
                 np.longdouble(1).itemsize == 8, reason="long doubles are float64 here"
             ),
         ),
-        (["fit", "X.npy", "--key", "a", "--erase", "z", "-o", "out"], "no file holds several"),
-        (["apply", "e", "X.npy", "-o", "out.txt"], "can be written only as .npy"),
-        (["apply", "e", "X.npy", "-o", ""], "--output is empty"),
-        (["apply", "e", "X.npy", "a.npy", "-o", ""], "--output is empty"),
-        (["apply", "e", "X.npy", "a.npy", "-o", "e"], "is a file; several files need a folder"),
-        (["apply", "e", "X.npy", "a.npy", "-o", "new.npy"], "a folder, such as 'new'"),
-        (["apply", "e", "X.npy", "./X.npy", "-o", "new"], "two files have the same name"),
-        (["apply", "e", "X.npy", "--in-place", "--resume"], "--resume is for -o"),
-        (["apply", "e", "two.npz", "--in-place"], "--in-place is for .npy"),
-        (["apply", "X.npy", "e", "-o", "out.npy"], "pass the eraser first"),
-        (["apply", "e", "absent.npy", "-o", "out.npy"], "there is no file 'absent.npy'"),
-        (["apply", "absent", "X.npy", "-o", "out.npy"], "there is no file absent"),
-        (["apply", "X.npy", "X.npy", "-o", "out.npy"], "not a safetensors file"),
-        (["apply", "moments", "X.npy", "-o", "out.npy"], "'moments' holds moments; pass the"),
-        (["apply", "e", "X.npy", "-o", "absent/out.npy"], "there is no folder"),
-        (["apply", "e", "X.npy"], "-o/--output --in-place is required"),
-        (["apply", "e", "X.npy", "-o", "out.npy", "--in-place"], "not allowed with"),
+        ("fit X.npy --key a --erase z -o out", "no file holds several"),
+        ("apply e X.npy -o out.txt", "can be written only as .npy"),
+        ("apply e X.npy -o ''", "--output is empty"),
+        ("apply e X.npy a.npy -o ''", "--output is empty"),
+        ("apply e X.npy a.npy -o e", "is a file; several files need a folder"),
+        ("apply e X.npy a.npy -o new.npy", "a folder, such as 'new'"),
+        ("apply e X.npy ./X.npy -o new", "two files have the same name"),
+        ("apply e X.npy --in-place --resume", "--resume is for -o"),
+        ("apply e two.npz --in-place", "--in-place is for .npy"),
+        ("apply X.npy e -o out.npy", "pass the eraser first"),
+        ("apply e absent.npy -o out.npy", "there is no file 'absent.npy'"),
+        ("apply absent X.npy -o out.npy", "there is no file absent"),
+        ("apply X.npy X.npy -o out.npy", "not a safetensors file"),
+        ("apply moments X.npy -o out.npy", "'moments' holds moments; pass the"),
+        ("apply e X.npy -o absent/out.npy", "there is no folder"),
+        ("apply e X.npy", "-o/--output --in-place is required"),
+        ("apply e X.npy -o out.npy --in-place", "not allowed with"),
     ],
 )
 def test_mistakes_of_apply_change_nothing(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], argv: list[str], text: str
+    eraser: sf.Projection, told: Told, command: str, text: str
 ) -> None:
     np.save("narrow.npy", np.ones((4, 3)))
     np.save("integers.npy", np.ones((4, WIDTH), int))
@@ -762,19 +701,17 @@ def test_mistakes_of_apply_change_nothing(
     for name in ("broken.npy", "broken.npz"):
         Path(name).write_bytes(b"nothing")
     before = {path.name: path.read_bytes() for path in Path().iterdir()}
-    assert text in told(capsys, *argv, code=2)
+    assert text in told(*shlex.split(command), code=2)
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
-def test_apply_may_overwrite_its_own_input_if_forced(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_apply_may_overwrite_its_own_input_if_forced(eraser: sf.Projection, told: Told) -> None:
     expected = eraser(np.load("X.npy"))
-    told(capsys, "apply", "e", "X.npy", "-o", "X.npy", "--force")
+    told("apply", "e", "X.npy", "-o", "X.npy", "--force")
     np.testing.assert_array_equal(np.load("X.npy"), expected)
     os.rename("e", "e.npy")
     argv = ["apply", "e.npy", "X.npy", "-o", "./e.npy", "--force"]
-    assert "is an input, too" in told(capsys, *argv, code=2)
+    assert "is an input, too" in told(*argv, code=2)
     assert sf.Projection.load("e.npy").rank == eraser.rank
 
 
@@ -784,7 +721,7 @@ def test_apply_may_overwrite_its_own_input_if_forced(
 )
 def test_an_interrupted_apply_leaves_no_part_of_a_file(
     eraser: sf.Projection,
-    capsys: pytest.CaptureFixture[str],
+    told: Told,
     monkeypatch: pytest.MonkeyPatch,
     failure: BaseException,
     code: int,
@@ -803,7 +740,7 @@ def test_an_interrupted_apply_leaves_no_part_of_a_file(
 
     monkeypatch.setattr(sf.Projection, "__call__", fail)
     argv = ["apply", "e", "X.npy", "-o", "out.npy", "--force"]
-    assert text in told(capsys, *argv, code=code)
+    assert text in told(*argv, code=code)
     assert len(seen) == 1
     assert sorted(os.listdir()) == before
     assert Path("out.npy").read_text() == "old"
@@ -811,7 +748,7 @@ def test_an_interrupted_apply_leaves_no_part_of_a_file(
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves no space")
 def test_a_full_disk_is_an_error_before_the_first_row(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    eraser: sf.Projection, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, offset: int, size: int) -> None:
         assert size > np.load("X.npy").nbytes
@@ -819,13 +756,13 @@ def test_a_full_disk_is_an_error_before_the_first_row(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     before = sorted(os.listdir())
-    assert "No space left" in told(capsys, "apply", "e", "X.npy", "-o", "out.npy", code=2)
+    assert "No space left" in told("apply", "e", "X.npy", "-o", "out.npy", code=2)
     assert sorted(os.listdir()) == before
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt"])
 def test_other_files_of_arrays_are_read_and_written(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], suffix: str
+    eraser: sf.Projection, told: Told, suffix: str
 ) -> None:
     """What else a file holds is copied; rows are fitted and converted alike."""
     X = np.load("X.npy").astype(np.float32)
@@ -837,38 +774,36 @@ def test_other_files_of_arrays_are_read_and_written(
     else:
         torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
         torch.save({"rows": torch.from_numpy(X), "other": torch.from_numpy(other)}, "two.pt")
-    told(capsys, "apply", "e", f"two{suffix}", "--key", "rows", "-o", f"out{suffix}")
+    told("apply", "e", f"two{suffix}", "--key", "rows", "-o", f"out{suffix}")
     found = rows.read_arrays(f"out{suffix}", "rows")
     np.testing.assert_array_equal(np.asarray(found.X), eraser(X))
     np.testing.assert_array_equal(np.asarray(found.others["other"]), other)
     assert found.metadata == ({"by": "me"} if suffix == ".safetensors" else {})
-    told(capsys, "apply", "e", f"two{suffix}", "--key", "rows", "-o", "out.npy")
+    told("apply", "e", f"two{suffix}", "--key", "rows", "-o", "out.npy")
     np.testing.assert_array_equal(np.load("out.npy"), eraser(X))
     labels = ["--labels", "labels.csv", "--erase", "gender", "--keep", "job"]
-    told(capsys, "fit", f"two{suffix}", "--key", "rows", *labels, "-o", "wide")
+    told("fit", f"two{suffix}", "--key", "rows", *labels, "-o", "wide")
     np.save("narrow.npy", X)
-    told(capsys, "fit", "narrow.npy", *labels, "-o", "narrow")
+    told("fit", "narrow.npy", *labels, "-o", "narrow")
     agree("wide", sf.Projection.load("narrow"))
 
 
-def test_a_file_that_is_one_tensor_stays_one(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_one_tensor_stays_one(eraser: sf.Projection, told: Told) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     X = torch.from_numpy(np.load("X.npy"))
     torch.save(X, "x.pt")
-    told(capsys, "apply", "e", "x.pt", "-o", "y.pt")
+    told("apply", "e", "x.pt", "-o", "y.pt")
     assert torch.equal(torch.load("y.pt"), eraser(X))
 
 
 @pytest.mark.parametrize("content", ["array", "module", "pickle"])
 def test_a_file_of_other_objects_than_tensors_is_an_error_of_one_sentence(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], content: str
+    eraser: sf.Projection, told: Told, content: str
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     values = {"array": np.ones((3, WIDTH)), "module": torch.nn.Linear(2, 2), "pickle": Path()}
     torch.save(values[content], "x.pt")
-    err = told(capsys, "apply", "e", "x.pt", "-o", "y.pt", code=2)
+    err = told("apply", "e", "x.pt", "-o", "y.pt", code=2)
     assert "save the tensor of rows alone" in err
     assert len(err) < 300
     assert "weights_only" not in err
@@ -899,31 +834,31 @@ def test_tensors_that_are_not_dense_are_an_error_of_one_line(
         conditional(tensor, {"z": z})
 
 
-def test_brain_floats_and_tokens(eraser: sf.Projection, capsys: pytest.CaptureFixture[str]) -> None:
+def test_brain_floats_and_tokens(eraser: sf.Projection, told: Told) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     from safetensors.torch import load_file, save_file
 
     X = torch.from_numpy(np.load("X.npy")).bfloat16().reshape(30, 10, WIDTH)
     save_file({"h": X}, "x.safetensors")
-    told(capsys, "apply", "e", "x.safetensors", "-o", "y.safetensors")
+    told("apply", "e", "x.safetensors", "-o", "y.safetensors")
     assert torch.equal(load_file("y.safetensors")["h"], eraser(X))
-    told(capsys, "apply", "e", "x.safetensors", "-o", "y.npy")
+    told("apply", "e", "x.safetensors", "-o", "y.npy")
     assert np.load("y.npy").shape == (30, 10, WIDTH)
 
 
 def test_several_files_and_folders(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+    eraser: sf.Projection, told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkdir("in")
     for i in range(5):
         np.save(f"in/{i}.npy", np.load("X.npy")[: 10 * i])
-    out = told(capsys, "apply", "e", "in", "-o", "out")
+    out = told("apply", "e", "in", "-o", "out")
     assert out.splitlines() == [f"{10 * i} rows: out/{i}.npy" for i in range(5)]
     for i in range(5):
         np.testing.assert_array_equal(np.load(f"out/{i}.npy"), eraser(np.load(f"in/{i}.npy")))
     before = sorted(os.listdir("out"))
     argv = ["apply", "e", "in/3.npy", "in/4.npy", "-o", "out"]
-    assert "'out/3.npy' exists" in told(capsys, *argv, code=2)
+    assert "'out/3.npy' exists" in told(*argv, code=2)
     np.save("in/5.npy", np.ones((3, WIDTH + 1)))
     assert main(["apply", "e", "in", "-o", "out", "--force"]) == 2
     assert "7 columns" in capsys.readouterr().err
@@ -931,23 +866,21 @@ def test_several_files_and_folders(
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".pt", ".parquet"])
-def test_apply_resumes_after_a_kill(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], suffix: str
-) -> None:
+def test_apply_resumes_after_a_kill(eraser: sf.Projection, told: Told, suffix: str) -> None:
     """Whole files of this eraser and these inputs are skipped; all others are written."""
     X = np.load("X.npy")
     os.mkdir("in")
     for i in range(5):
         save_rows(f"in/{i}{suffix}", X[10 * i :])
     argv = ["apply", "e", "in", *(["--embedding", "v"] if suffix == ".parquet" else [])]
-    told(capsys, *argv, "-o", "expected")
-    told(capsys, *argv, "-o", "out")
+    told(*argv, "-o", "expected")
+    told(*argv, "-o", "out")
     old = {name: os.stat(f"out/{name}").st_mtime_ns for name in os.listdir("out")}
     os.remove(f"out/1{suffix}")
     Path(f"out/.1{suffix}.123.456.partial").write_bytes(b"killed")
     Path(f"out/.x{suffix}.123.456.partial").write_bytes(b"of another command")
-    assert "exists" in told(capsys, *argv, "-o", "out", code=2)  # control: without --resume
-    out = told(capsys, *argv, "-o", "out", "--resume").splitlines()
+    assert "exists" in told(*argv, "-o", "out", code=2)  # control: without --resume
+    out = told(*argv, "-o", "out", "--resume").splitlines()
     assert [line.startswith("finished before") for line in out] == [True, False, True, True, True]
     assert sorted(os.listdir("out")) == [f".x{suffix}.123.456.partial", *sorted(old)]
     for name in old:
@@ -955,38 +888,17 @@ def test_apply_resumes_after_a_kill(
         assert (os.stat(f"out/{name}").st_mtime_ns == old[name]) == (name != f"1{suffix}")
     # Files of another eraser, of other rows, and older than their input are no whole files.
     sf.leace(sf.Moments().update(X, {"z": np.arange(N) % 2}), erase="z").save("f")
-    assert "exists" in told(capsys, "apply", "f", *argv[2:], "-o", "out", "--resume", code=2)
+    assert "exists" in told("apply", "f", *argv[2:], "-o", "out", "--resume", code=2)
     save_rows(f"in/2{suffix}", X[20:])
     os.utime(f"out/3{suffix}", ns=(0, 0))
-    assert "exists" in told(capsys, *argv, "-o", "out", "--resume", code=2)
-    out = told(capsys, *argv, "-o", "out", "--resume", "--force").splitlines()
+    assert "exists" in told(*argv, "-o", "out", "--resume", code=2)
+    out = told(*argv, "-o", "out", "--resume", "--force").splitlines()
     assert [line.startswith("finished before") for line in out] == [True, True, False, False, True]
-
-
-def save_rows(path: str, X: NDArray[Any]) -> None:
-    """Write rows in the format of the suffix."""
-    suffix = Path(path).suffix
-    if suffix == ".npy":
-        np.save(path, X)
-    elif suffix == ".npz":
-        np.savez(path, X=X)
-    elif suffix == ".safetensors":
-        safetensors.numpy.save_file({"X": X}, path)
-    elif suffix == ".pt":
-        torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-        torch.save(torch.from_numpy(X), path)
-    else:
-        pa = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        column = pa.array(list(X), pa.list_(pa.float64()))
-        parquet.write_table(pa.table({"v": column}), path, row_group_size=100)
 
 
 @pytest.mark.parametrize("form", ["fixed", "list", "large"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
-def test_parquet_in_and_out(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], form: str, dtype: str
-) -> None:
+def test_parquet_in_and_out(eraser: sf.Projection, told: Told, form: str, dtype: str) -> None:
     pa = pytest.importorskip("pyarrow", reason="parquet needs the extra parquet")
     from pyarrow import parquet
 
@@ -1001,7 +913,7 @@ def test_parquet_in_and_out(
     table = pa.table({"id": ids, "v": pa.array(list(X), lists[form])}, metadata={"by": "me"})
     parquet.write_table(table, "in.parquet", row_group_size=70)
     command = ["apply", "e", "in.parquet", "--embedding"]
-    assert f"{N} rows" in told(capsys, *command, "v", "-o", "out.parquet")
+    assert f"{N} rows" in told(*command, "v", "-o", "out.parquet")
     found = parquet.read_table("out.parquet")
     np.testing.assert_array_equal(np.stack(found["v"].to_numpy()), eraser(X))
     assert found["id"].equals(table["id"])
@@ -1009,15 +921,13 @@ def test_parquet_in_and_out(
     assert found["v"].type == (pa.list_(pa.float64(), WIDTH) if dtype == "int64" else lists[form])
     with parquet.ParquetFile("out.parquet") as file:
         assert file.num_row_groups == 5
-    assert "--embedding" in told(capsys, *command[:3], "-o", "o.parquet", code=2)
-    assert "no column 'w'" in told(capsys, *command, "w", "-o", "o.parquet", code=2)
-    assert "only as .parquet" in told(capsys, *command, "v", "-o", "o.npy", code=2)
+    assert "--embedding" in told(*command[:3], "-o", "o.parquet", code=2)
+    assert "no column 'w'" in told(*command, "w", "-o", "o.parquet", code=2)
+    assert "only as .parquet" in told(*command, "v", "-o", "o.npy", code=2)
     assert not Path("o.parquet").exists()
 
 
-def test_an_empty_row_group_before_integers_is_left_out(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_row_group_before_integers_is_left_out(eraser: sf.Projection, told: Told) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     X = (10 * np.load("X.npy")).astype(np.int32)
@@ -1026,7 +936,7 @@ def test_an_empty_row_group_before_integers_is_left_out(
         for part in (table.slice(0, 0), table.slice(0, 100), table.slice(100, 0), table.slice(100)):
             writer.write_table(part)
     assert parquet.ParquetFile("groups.parquet").metadata.num_row_groups > 2  # control
-    out = told(capsys, "apply", "e", "groups.parquet", "--embedding", "v", "-o", "out.parquet")
+    out = told("apply", "e", "groups.parquet", "--embedding", "v", "-o", "out.parquet")
     assert out == f"{N} rows: out.parquet\n"
     found = np.array(parquet.read_table("out.parquet")["v"].to_pylist())
     np.testing.assert_array_equal(found, eraser(X))
@@ -1035,36 +945,36 @@ def test_an_empty_row_group_before_integers_is_left_out(
 # -- inspect -------------------------------------------------------------------------------------
 
 
-def test_inspect_an_eraser(eraser: sf.Projection, capsys: pytest.CaptureFixture[str]) -> None:
-    out = told(capsys, "inspect", "e")
+def test_inspect_an_eraser(eraser: sf.Projection, told: Told) -> None:
+    out = told("inspect", "e")
     assert str(eraser.report) in out
     assert "Projection(SPLINCE, 6 features, rank 1 removed)" in out
     assert "tensor" not in out
     assert f"format 1, written by splince_fast {sf.__version__}" in out
     sf.Projection(np.eye(3)[:, :1], np.eye(3)[:, :1], np.zeros(3)).save("custom")
-    assert "no report" in told(capsys, "inspect", "custom")
+    assert "no report" in told("inspect", "custom")
 
 
-def test_inspect_as_json(eraser: sf.Projection, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(told(capsys, "inspect", "e", "--json"))
+def test_inspect_as_json(eraser: sf.Projection, told: Told) -> None:
+    found = json.loads(told("inspect", "e", "--json"))
     assert eraser.report is not None
     assert sf.Report.from_dict(found["report"]) == eraser.report
     assert (found["kind"], found["rank"], found["tensors"]["left"]) == ("projection", 1, [6, 1])
     labels = {"g": np.arange(N) % 2 == 0, "h": np.arange(N) % 3, "age": np.load("X.npy")[:, 0]}
     sf.Moments(joint=[("g", "h")]).update(np.load("X.npy"), labels).save("m")
-    found = json.loads(told(capsys, "inspect", "m", "--json"))
+    found = json.loads(told("inspect", "m", "--json"))
     variables = {json.dumps(v["name"]): v for v in found["variables"]}
     assert variables['"g"']["classes"] == [[False, 150], [True, 150]]
     assert variables['"age"'] == {"name": "age", "kind": "continuous"}
     assert [[False, 0], 50] in variables['["g", "h"]']["classes"]
-    assert "variable ('g', 'h'): classes (6)" in told(capsys, "inspect", "m")
+    assert "variable ('g', 'h'): classes (6)" in told("inspect", "m")
 
 
-def test_inspect_moments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_moments(here: Path, told: Told) -> None:
     X = np.load("X.npy")
     labels = {"g": np.load("gender.npy"), "many": np.arange(N) % 12, "age": X[:, 0]}
     sf.Moments().update(X, labels, sample_weight=np.full(N, 0.5)).save("m")
-    out = told(capsys, "inspect", "m")
+    out = told("inspect", "m")
     women = int(np.count_nonzero(labels["g"] == 0))
     assert f"Moments({N} rows, 6 features" in out
     assert "weight 150" in out
@@ -1073,11 +983,11 @@ def test_inspect_moments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "variable 'age': continuous" in out
 
 
-def test_inspect_says_what_a_file_is_not(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not a safetensors file" in told(capsys, "inspect", "X.npy", code=2)
-    assert "absent" in told(capsys, "inspect", "absent", code=2)
+def test_inspect_says_what_a_file_is_not(here: Path, told: Told) -> None:
+    assert "not a safetensors file" in told("inspect", "X.npy", code=2)
+    assert "absent" in told("inspect", "absent", code=2)
     files.write("foreign", "something", 1, {"a": np.zeros(2)}, {})
-    assert "'projection' was expected" in told(capsys, "inspect", "foreign", code=2)
+    assert "'projection' was expected" in told("inspect", "foreign", code=2)
 
 
 # -- the process ---------------------------------------------------------------------------------
@@ -1160,50 +1070,48 @@ def test_help_loads_neither_the_demonstration_nor_heavy_libraries(here: Path) ->
 # --- erasers that need labels --------------------------------------------------------------------
 
 
-def test_oracle_is_fitted_and_applied_with_labels(tmp_path: Path, capsys: Any) -> None:
+def test_oracle_is_fitted_and_applied_with_labels(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     z, y = rng.integers(0, 2, (2, 300))
     X = rng.normal(size=(300, 5)) + z[:, None] + np.outer(y, np.eye(5)[1])
     for name, array in (("X", X), ("z", z), ("y", y)):
-        np.save(tmp_path / f"{name}.npy", array)
-    x, labels, e, out = (str(tmp_path / name) for name in ("X.npy", "z.npy", "e", "out.npy"))
-    assert main(["fit", x, "--labels", labels, "--labels", str(tmp_path / "y.npy"), "--erase", "z",
-                 "--keep", "y", "--method", "Oracle", "-o", e]) == 0  # fmt: skip
-    assert main(["apply", e, x, "--labels", labels, "-o", out]) == 0
+        np.save(f"{name}.npy", array)
+    fit = ["fit", "X.npy", "--labels", "z.npy", "--erase", "z", "-o", "e"]
+    apply = ["apply", "e", "X.npy", "--labels", "z.npy", "-o"]
+    told(*fit, "--labels", "y.npy", "--keep", "y", "--method", "Oracle")
+    told(*apply, "out.npy")
     moments = sf.Moments().update(X, {"z": z, "y": y})
     expected = sf.oracle(moments, erase="z", keep="y")(X, {"z": z})
-    np.testing.assert_allclose(np.load(out), expected, atol=1e-10)
-    capsys.readouterr()
-    for command, text in (
-        (["apply", e, x, "-o", out, "--force"], "needs the labels of 'z'"),
-        (["apply", e, x, x, "--labels", labels, "-o", str(tmp_path)], "the same name"),
-    ):
-        assert main(command) == 2
-        assert text in capsys.readouterr().err
-    assert main(["inspect", e]) == 0
-    assert "ConditionalEraser(oracle" in capsys.readouterr().out
-    assert main(["fit", x, "--labels", labels, "--erase", "z", "-o", e, "--force"]) == 0
-    assert main(["apply", e, x, "--labels", labels, "-o", out, "--force"]) == 2
-    assert "needs no labels" in capsys.readouterr().err
+    np.testing.assert_allclose(np.load("out.npy"), expected, atol=1e-10)
+    unlabelled = ["apply", "e", "X.npy", "-o", "out.npy", "--force"]
+    assert "needs the labels of 'z'" in told(*unlabelled, code=2)
+    assert "the same name" in told("apply", "e", "X.npy", *apply[2:], ".", code=2)
+    assert "ConditionalEraser(oracle" in told("inspect", "e")
+    told(*fit, "--force")
+    assert "needs no labels" in told(*apply, "out.npy", "--force", code=2)
 
 
-def test_tables_hold_the_labels_that_an_eraser_needs(tmp_path: Path, capsys: Any) -> None:
+def test_tables_hold_the_labels_that_an_eraser_needs(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     z = np.array(["a", "b"])[rng.integers(0, 2, 200)]
     X = rng.normal(size=(200, 4)) + (z == "a")[:, None]
     table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 4), "z": z})
-    parquet.write_table(table, tmp_path / "t.parquet")
+    parquet.write_table(table, "t.parquet")
     eraser = sf.oracle(sf.Moments().update(X, {"z": z}), erase="z")
-    eraser.save(tmp_path / "e")
-    source, target = (str(tmp_path / name) for name in ("t.parquet", "u.parquet"))
-    command = ["apply", str(tmp_path / "e"), source, "--embedding", "x", "-o", target]
-    assert main(command) == 0
-    found = np.stack(parquet.read_table(target)["x"].to_pylist())
+    eraser.save("e")
+    command = ["apply", "e", "t.parquet", "--embedding", "x", "-o", "u.parquet"]
+    told(*command)
+    found = np.stack(parquet.read_table("u.parquet")["x"].to_pylist())
     np.testing.assert_allclose(found, eraser(X, {"z": z}), atol=1e-12)
-    parquet.write_table(table.select(["x"]), source)
-    assert main([*command, "--force"]) == 2
-    assert "no column 'z'" in capsys.readouterr().err
+    parquet.write_table(table.select(["x"]), "t.parquet")
+    assert "no column 'z'" in told(*command, "--force", code=2)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rows as estimators read them: frames, columns of vectors, lazy rows, and the errors' words."""
+"""Rows as estimators read them: frames, columns of vectors, errors that name a place; Identity."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
+from sklearn.exceptions import NotFittedError
 
 import splince_fast as sf
 
@@ -92,3 +94,41 @@ def test_columns_of_vectors() -> None:
         sf.LEACE().fit(pd.DataFrame({"embedding": ["[1, 2]", "[3, 4]"]}), concept=[0, 1])
     with pytest.raises(sf.InputError, match=r"1D array|2-dimensional"):
         sf.LEACE().fit(pd.Series([1.0, 2.0]), concept=[0, 1])
+
+
+# --- the estimator that erases nothing ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_rows_come_back_as_they_are(dtype: Any) -> None:
+    X, y, z = problem()
+    X = X.astype(dtype)
+    eraser = sf.Identity().fit(X, y, concept=z)
+    clean = eraser.transform(X)
+    assert clean.dtype == dtype
+    np.testing.assert_array_equal(clean, X)
+    assert not np.shares_memory(clean, X)
+    sparse = sp.csr_array(X.astype(float))
+    np.testing.assert_array_equal(eraser.transform(sparse).toarray(), X.astype(float))
+    frame = pd.DataFrame(X, columns=list("abc"))
+    framed = sf.Identity().set_output(transform="pandas").fit_transform(frame)
+    pd.testing.assert_frame_equal(framed, frame)
+
+
+def test_a_fit_that_fails_changes_nothing() -> None:
+    X, _, _ = problem()
+    eraser = sf.Identity().fit(X)
+    bad = X.copy()
+    bad[3, 2] = np.nan
+    for attempt in (eraser.fit, eraser.transform):
+        with pytest.raises(sf.NonFiniteError, match=r"row 3\), column 2"):
+            attempt(bad)
+    with pytest.raises(sf.NonFiniteError, match="row 3"):
+        eraser.fit(sp.csr_array(np.c_[bad, bad]))
+    with pytest.raises(sf.InputError, match="sample_weight"):
+        eraser.fit(np.c_[X, X], sample_weight=-np.ones(60))
+    with pytest.raises(sf.NotEnoughDataError, match="every sample_weight is zero"):
+        eraser.fit(np.c_[X, X], sample_weight=np.zeros(60))
+    assert eraser.n_features_in_ == 3
+    with pytest.raises(NotFittedError):
+        sf.Identity().transform(X)

@@ -164,8 +164,9 @@ def test_sparse_rows_that_cannot_be_used(data: Data, monkeypatch: pytest.MonkeyP
     X, _, z = data
     rows = scipy.sparse.csr_array(X)
     for verb in ("fit", "partial_fit"):
-        with pytest.raises(InputError, match=r"[Ss]parse.*sketch_size=0"):
+        with pytest.raises(InputError, match=r"[Ss]parse.*sketch_size=0") as caught:
             getattr(LEACE(), verb)(rows, concept=z)
+        assert isinstance(caught.value, TypeError)  # as scikit-learn's
     with pytest.raises(InputError, match=r"[Ss]parse"):
         LEACE().fit(X, concept=z).transform(rows)
     fitted = LEACE(sketch_size=0).fit(rows, concept=z)

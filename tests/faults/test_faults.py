@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from naive_model import FUZZ, Rows, check, state_bytes
+from processes import script
 
 import splince_fast as sf
 from splince_fast import Moments, Projection, SplinceError, labels, sources
@@ -40,21 +41,6 @@ def without_powers() -> None:
         for capability in (1, 2):
             if prctl(24, capability, 0, 0, 0):  # PR_CAPBSET_DROP
                 raise OSError(ctypes.get_errno(), "could not drop a capability")
-
-
-def script(
-    text: str, *arguments: str, flags: tuple[str, ...] = (), humble: bool = False,
-    **environment: str,
-) -> str:  # fmt: skip
-    """Standard output of a script in a process of its own, which must succeed."""
-    own = {"PYTHONPATH": str(PACKAGE.parent), "OPENBLAS_NUM_THREADS": "1", **environment}
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", text, *arguments],
-        capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, **own}, preexec_fn=without_powers if humble else None,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # --- killed processes ----------------------------------------------------------------------------
@@ -366,7 +352,7 @@ def test_a_file_without_the_right_to_read_is_not_called_damaged(tmp_path: Path) 
     path = tmp_path / "state"
     Moments().update(np.eye(2)).save(path)
     path.chmod(0)
-    assert script(WITHOUT_RIGHTS, str(path), humble=True) == "rights\nrights\n"
+    assert script(WITHOUT_RIGHTS, str(path), begin=without_powers) == "rights\nrights\n"
 
 
 READ_ONLY = """

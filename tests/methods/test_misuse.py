@@ -100,14 +100,6 @@ def test_rows_that_are_no_array(data: tuple[Any, Any, sf.Moments]) -> None:
         eraser(X[:, :3])
 
 
-def test_files_of_other_programs(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.ones((3, 2)))
-    with pytest.raises(sf.FileFormatError, match=r"x\.npy is not a safetensors file; pass"):
-        sf.Projection.load(tmp_path / "x.npy")
-    with pytest.raises(sf.FileFormatError, match="is a folder; pass the path of a file"):
-        sf.Projection.load(tmp_path)
-
-
 def test_the_cause_of_a_missing_certificate(data: tuple[Any, Any, sf.Moments]) -> None:
     moments = data[2]
     for eraser, text in (

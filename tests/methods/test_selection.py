@@ -1,7 +1,4 @@
-"""The selection of variables: names, several at once, joint cells, explicit directions.
-
-Modules: `methods.label_columns`.
-"""
+"""The selection of variables: names, several at once, joint cells, explicit directions."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import pytest
 from problems import (
     METHODS,
     Data,
+    Float,
     assert_erased_in_mean,
     assert_same,
     change,
@@ -157,42 +155,38 @@ def test_the_cross_covariance_as_directions_is_the_variable() -> None:
     assert_same(change(by_direction), change(erase("splince", moments)), slack(data))
 
 
-@pytest.mark.parametrize(
-    "form", [lambda a: a.tolist(), lambda a: a.astype(np.float32), lambda a: np.asfortranarray(a)]
-)
-def test_forms_of_directions(form: Any) -> None:
-    data = draw_data(30)
-    array = np.random.default_rng(0).integers(-4, 5, size=(8, 2)).astype(float)
-    expected = erase("splince", data.moments(), y=array)
-    found = erase("splince", data.moments(), y=form(array))
-    np.testing.assert_array_equal(found.matrix(), expected.matrix())
-    single = [erase("splince", data.moments(), y=v) for v in (array[:, 0], array[:, :1])]
-    np.testing.assert_array_equal(single[0].matrix(), single[1].matrix())
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("writeable", [True, False])
-def test_directions_are_read_only(order: Any, writeable: bool) -> None:
-    moments = draw_data(30).moments()
-    directions = np.array(3 * np.eye(8)[:, :2] + 1, order=order)
-    before = directions.copy()
-    directions.flags.writeable = writeable
-    erase("splince", moments, y=directions)
-    erase("sal that keeps", moments, y=directions)
-    np.testing.assert_array_equal(directions, before)
-
-
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_directions_from_frames(library: str) -> None:
+def frame(library: str) -> Any:
+    """Makes a data frame of the columns, or a series of a single one."""
     frames = pytest.importorskip(library, reason=f"{library} is not installed")
-    moments, array = draw_data(30).moments(), 3 * np.eye(8)[:, :2] + 1
-    columns = {"a": array[:, 0], "b": array[:, 1]}
-    expected = erase("splince", moments, y=array).matrix()
-    found = erase("splince", moments, y=frames.DataFrame(columns)).matrix()
-    np.testing.assert_array_equal(found, expected)
-    expected = erase("splince", moments, y=array[:, 0]).matrix()
-    found = erase("splince", moments, y=frames.Series(array[:, 0])).matrix()
-    np.testing.assert_array_equal(found, expected)
+    return lambda a: (
+        frames.Series(a) if a.ndim == 1 else frames.DataFrame({"a": a[:, 0], "b": a[:, 1]})
+    )
+
+
+def read_only(array: Float) -> Float:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda a: a.tolist(), lambda a: a.astype(np.float32), np.asfortranarray, read_only, "pandas",
+     "polars"],
+)  # fmt: skip
+def test_forms_of_directions(form: Any) -> None:
+    make = frame(form) if isinstance(form, str) else form
+    moments = draw_data(30).moments()
+    array = np.random.default_rng(0).integers(-4, 5, size=(8, 2)).astype(float)
+    before = array.copy()
+    for method in ("splince", "sal that keeps"):
+        for columns in (array, array[:, 0]):
+            expected, given = erase(method, moments, y=columns).matrix(), make(columns)
+            np.testing.assert_array_equal(erase(method, moments, y=given).matrix(), expected)
+            np.testing.assert_array_equal(np.asarray(given), columns)  # only read
+        single = erase(method, moments, y=array[:, :1]).matrix()
+        np.testing.assert_array_equal(single, expected)
+        np.testing.assert_array_equal(array, before)
 
 
 @pytest.mark.parametrize(

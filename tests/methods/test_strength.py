@@ -279,38 +279,28 @@ def example() -> tuple[Float, NDArray[np.int64]]:
     return rng.normal(size=(200, 6)) + 0.2 * z[:, None], z
 
 
-def test_affine_maps_of_x_change_nothing() -> None:
+def test_affine_maps_of_x_and_codes_of_the_concept_change_nothing() -> None:
     X, z = example()
     rng = np.random.default_rng(0)
+    cell = sf.Moments(joint=[("a", "b")]).update(X, {"a": z, "b": np.arange(200) % 2})
+    joint = concept_strength(cell, ("a", "b"))
+    assert joint.rank_z == 5
+    same(joint, strength(X, 2 * z + np.arange(200) % 2))
     reference = strength(X, z)
-    same(reference, strength(X @ rng.normal(size=(6, 6)) + 50.0, z))
-    same(reference, strength(X * 10.0 ** np.array([-30, -9, 0, 3, 9, 30]), z))
-    same(reference, strength(np.column_stack([X, X @ rng.normal(size=(6, 4))]), z))
-    same(reference, strength(np.column_stack([X * 1e-30, X[:, :2] - 1, np.full(200, 0.1)]), z))
-    redundant = np.column_stack([X, X[:, 0] * 1e-25 + X[:, 1] * 3e-25])
-    same(reference, strength(redundant, z))
-
-
-def test_recoding_the_concept_changes_nothing() -> None:
-    X, z = example()
-    reference = strength(X, z)
-    same(reference, strength(X, np.array(["c", "a", "b"])[z]))
-    same(reference, strength(X, np.eye(3)[z]))
-    two = z == 1
-    rng = np.random.default_rng(0)
+    for rows in (
+        X @ rng.normal(size=(6, 6)) + 50.0,
+        X * 10.0 ** np.array([-30, -9, 0, 3, 9, 30]),
+        np.column_stack([X, X @ rng.normal(size=(6, 4))]),
+        np.column_stack([X * 1e-30, X[:, :2] - 1, np.full(200, 0.1)]),
+        np.column_stack([X, X[:, 0] * 1e-25 + X[:, 1] * 3e-25]),
+    ):
+        same(reference, strength(rows, z))
+    for codes in (np.array(["c", "a", "b"])[z], np.eye(3)[z]):
+        same(reference, strength(X, codes))
+    same(strength(X, np.where(z == 1, 7.0, -3.0)), strength(X, z == 1))
     columns = rng.normal(size=(200, 3))
     same(strength(X, columns), strength(X, columns @ rng.normal(size=(3, 3)) - 1e3), atol=1e-7)
     same(strength(X, columns[:, :2]), strength(X, columns[:, [0, 1, 1, 0]] * [1, 1e-9, 5, 1e9]))
-    same(strength(X, np.where(two, 7.0, -3.0)), strength(X, two))
-
-
-def test_joint_cells() -> None:
-    X, z = example()
-    other = np.arange(200) % 2
-    moments = sf.Moments(joint=[("a", "b")]).update(X, {"a": z, "b": other})
-    found = concept_strength(moments, ("a", "b"))
-    same(found, strength(X, 2 * z + other))
-    assert found.rank_z == 5
 
 
 def test_a_weight_of_two_is_the_row_twice_and_scale_is_the_sample_size() -> None:
@@ -340,13 +330,14 @@ def test_a_rare_class_does_not_count_twice() -> None:
 
 @pytest.mark.parametrize(("n", "d"), [(10, 40), (10, 9), (11, 10), (2, 1)])
 def test_interpolation_says_nothing(n: int, d: int) -> None:
-    rng = np.random.default_rng(0)
-    found = strength(rng.normal(size=(n, d)), np.arange(n) % 2)
-    expected = n - 1 if d >= n - 1 else d
-    assert found.rank_x == expected
+    X = np.random.default_rng(0).normal(size=(n, d))
+    found = strength(X, np.arange(n) % 2)
+    assert found.rank_x == min(n - 1, d)
     assert found.correlations == pytest.approx((1.0,), abs=1e-6)
     assert (found.p_value, found.chance, found.r2) == (1.0, 1.0, None)
     assert "no conclusion about 'z'" in found.conclusion
+    of_every_row = strength(X, np.arange(n))  # a class for every row
+    assert (of_every_row.rank_z, of_every_row.r2, of_every_row.p_value) == (n - 1, None, 1.0)
 
 
 def test_interpolation_is_seen_in_what_a_removal_leaves() -> None:
@@ -358,11 +349,6 @@ def test_interpolation_is_seen_in_what_a_removal_leaves() -> None:
     rest = (part + sf.Moments().update(few, {"z": [0, 1, 0, 1, 0, 1]})) - part
     found = concept_strength(rest, "z")
     assert (found.n, found.rank_x, found.r2, found.p_value) == (6, 5, None, 1.0)
-
-
-def test_a_class_for_every_row_says_nothing() -> None:
-    found = strength(np.random.default_rng(0).normal(size=(12, 3)), np.arange(12))
-    assert (found.rank_z, found.r2, found.p_value) == (11, None, 1.0)
 
 
 def test_constant_x_has_no_trace() -> None:

@@ -1,7 +1,5 @@
 """Files: whatever is wrong with one, FileFormatError; whatever goes wrong while one is written,
 the old file stays whole and nothing else is left behind.
-
-Modules: `moments.digest`, `moments.format`, `moments.parameters`.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ import errno
 import json
 import os
 import struct
-import subprocess
 import sys
 import threading
 import warnings
@@ -27,8 +24,8 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from naive_model import FUZZ, check, state_bytes, tables
+from processes import script
 
-import splince_fast
 from splince_fast import FileFormatError, InputError, Moments, Projection, SplinceError
 from splince_fast._runtime import files
 
@@ -220,8 +217,11 @@ def test_what_is_no_such_file(tmp_path: Path, content: bytes) -> None:
         path.write_bytes(other)
         with pytest.raises(FileFormatError):
             Moments.load(path)
-    with pytest.raises(FileFormatError):
-        Moments.load(tmp_path)  # a folder
+    with pytest.raises(FileFormatError, match="is a folder; pass the path of a file"):
+        Moments.load(tmp_path)
+    np.save(tmp_path / "x.npy", np.ones((3, 2)))
+    with pytest.raises(FileFormatError, match=r"x\.npy is not a safetensors file; pass"):
+        Moments.load(tmp_path / "x.npy")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Moments.load(tmp_path / "nowhere")
 
@@ -253,26 +253,26 @@ def with_metadata(content: bytes, path: Path, **changes: str | None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("version", ["2", "10", "9" * 30, "9" * 5000])
+@pytest.mark.parametrize("version", ["2", "10"])
 def test_a_newer_format_asks_for_an_upgrade(content: bytes, path: Path, version: str) -> None:
-    match = "upgrade" if len(version) < 30 else None
-    with pytest.raises(FileFormatError, match=match):
+    with pytest.raises(FileFormatError, match="upgrade"):
         Moments.load(with_metadata(content, path, format_version=version))
 
 
-@pytest.mark.parametrize("version", [None, "", "one", "-1", "1.0", "²", "0"])
-def test_an_unreadable_format_version_is_refused(
-    content: bytes, path: Path, version: str | None
+@pytest.mark.parametrize(
+    ("entry", "texts"),
+    [
+        ("format_version", [None, "", "one", "-1", "1.0", "²", "0", "9" * 30, "9" * 5000]),
+        ("metadata", ["", "{", "[]", "5", "null", '"a"', "{}", "[" * 100_000, "1" * 5000,
+                      '{"width": NaN}']),
+    ],
+)  # fmt: skip
+def test_entries_that_cannot_be_read_are_refused(
+    content: bytes, path: Path, entry: str, texts: list[str | None]
 ) -> None:
-    with pytest.raises(FileFormatError):
-        Moments.load(with_metadata(content, path, format_version=version))
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", '"a"', "{}", "[" * 100_000,
-                                  "1" * 5000, '{"width": NaN}'])  # fmt: skip
-def test_metadata_that_are_no_object_are_refused(content: bytes, path: Path, text: str) -> None:
-    with pytest.raises(FileFormatError):
-        Moments.load(with_metadata(content, path, metadata=text))
+    for text in texts:
+        with pytest.raises(FileFormatError):
+            Moments.load(with_metadata(content, path, **{entry: text}))
 
 
 JUNK: list[Any] = [
@@ -392,37 +392,32 @@ def test_every_tensor_has_its_shape_and_dtype(
             Moments.load(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("weight", -1.0),
-        ("weight", 0.0),
-        ("scatter", -1.0),
-        ("variable.0.rows", -1),
-        ("variable.0.rows", 10**12),
-        ("variable.0.weights", -1.0),
-        ("variable.2.counts", -1),
-        ("variable.2.counts", 10**12),
-        ("variable.2.weight", -1.0),
-        ("variable.2.squares", -1.0),
-        ("staged.weight", 0.0),
-        ("staged.weight", -2.0),
-        ("staged.rows", 1e200),
-        ("staged.0", 99),
-        ("staged.0", -2),
-    ],
-)
-def test_impossible_numbers_are_refused(
-    content: bytes, path: Path, name: str, value: float
-) -> None:
-    def spoil(tensors: dict[str, Any]) -> None:
-        tensors[name] = tensors[name].copy()
-        tensors[name].flat[0] = value
+IMPOSSIBLE: dict[str, list[float]] = {
+    "weight": [-1.0, 0.0],
+    "scatter": [-1.0],
+    "variable.0.rows": [-1, 10**12],
+    "variable.0.weights": [-1.0],
+    "variable.2.counts": [-1, 10**12],
+    "variable.2.weight": [-1.0],
+    "variable.2.squares": [-1.0],
+    "staged.weight": [0.0, -2.0],
+    "staged.rows": [1e200],
+    "staged.0": [99, -2],
+}
 
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_numbers_are_refused(content: bytes, path: Path, name: str) -> None:
     assert name in tensor_names(content)
-    resaved(content, path, spoil)
-    with pytest.raises(FileFormatError):
-        Moments.load(path)
+    for value in IMPOSSIBLE[name]:
+
+        def spoil(tensors: dict[str, Any], value: float = value) -> None:
+            tensors[name] = tensors[name].copy()
+            tensors[name].flat[0] = value
+
+        resaved(content, path, spoil)
+        with pytest.raises(FileFormatError):
+            Moments.load(path)
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2", "F4", "F16", "U8", "BOOL", "C64"])
@@ -565,14 +560,7 @@ def test_a_file_that_outgrows_its_disk(tmp_path: Path) -> None:
     path = tmp_path / "state"
     Moments().update(np.eye(2)).save(path)
     kept = path.read_bytes()
-    root = str(Path(splince_fast.__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(path)],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("refused:")
+    assert script(LIMITED, str(path)).startswith("refused:")
     assert os.listdir(tmp_path) == ["state"]
     assert path.read_bytes() == kept
 

@@ -65,27 +65,19 @@ def test_a_streamed_leace_fitter(package: Any) -> None:
     assert np.abs(there - X).max() > 0.1  # either of them erases something
 
 
-def test_one_call_replaces_the_fitter(package: Any) -> None:
+@pytest.mark.parametrize(
+    ("method", "options"), [("leace", {"shrinkage": False}), ("sal", {"method": "orth"})]
+)
+def test_one_call_replaces_the_fitter(package: Any, method: str, options: dict[str, Any]) -> None:
     import torch
 
     X, z, _ = rows()
     theirs = package.LeaceEraser.fit(
-        torch.from_numpy(X), torch.from_numpy(z), shrinkage=False, svd_tol=1e-9
+        torch.from_numpy(X), torch.from_numpy(z), svd_tol=1e-9, **options
     )
-    clean, eraser = sf.erase(X, z)
+    clean, eraser = sf.erase(X, z, method=method)
     np.testing.assert_allclose(clean, theirs(torch.from_numpy(X)).numpy(), rtol=0, atol=CLOSE)
     np.testing.assert_array_equal(clean, eraser(X))
-
-
-def test_the_orthogonal_method_is_sal(package: Any) -> None:
-    import torch
-
-    X, z, _ = rows()
-    theirs = package.LeaceEraser.fit(
-        torch.from_numpy(X), torch.from_numpy(z), method="orth", svd_tol=1e-9
-    )
-    ours = sf.sal(sf.Moments().update(X, {"z": z}), erase="z")
-    np.testing.assert_allclose(ours(X), theirs(torch.from_numpy(X)).numpy(), rtol=0, atol=CLOSE)
 
 
 def test_integers_are_classes_here_and_one_number_there(package: Any) -> None:

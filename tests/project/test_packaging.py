@@ -142,24 +142,20 @@ def test_one_wheel_serves_every_python_from_3_11(wheel: Path) -> None:
 
 
 @packaging
-def test_no_symbol_outside_the_limited_api(wheel: Path) -> None:
-    tool("abi3audit", "--strict", str(wheel))
-
-
-@packaging
-def test_wheel_metadata_is_valid_for_the_package_index(wheel: Path) -> None:
-    tool("twine", "check", "--strict", str(wheel))
-
-
-@packaging
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
-    tool("check_wheel_contents", str(wheel))
-
-
-@packaging
-@pytest.mark.skipif(sys.platform != "linux", reason="a tool for Linux")
-def test_the_wheel_needs_no_library_of_its_own(wheel: Path) -> None:
-    tool("auditwheel", "show", str(wheel))
+@pytest.mark.parametrize(
+    "checker",
+    [
+        "abi3audit --strict",  # no symbol outside the limited API
+        "twine check --strict",  # metadata that the package index takes
+        "check_wheel_contents",  # the package and nothing else
+        pytest.param(
+            "auditwheel show",  # no library of its own
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="a tool for Linux"),
+        ),
+    ],
+)
+def test_checkers_of_wheels_find_no_fault(wheel: Path, checker: str) -> None:
+    tool(*checker.split(), str(wheel))
 
 
 @packaging

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from processes import run, script
 
 import splince_fast as sf
 from splince_fast._kernels import row_kernels
 from splince_fast.cli import main
 
-
-def level_of(name: str) -> subprocess.CompletedProcess[str]:
-    """A process in which the environment names an instruction set."""
-    code = "from splince_fast._kernels import row_kernels; print(row_kernels.level_name())"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, check=False, env={**os.environ, "SPLINCE_FAST_LEVEL": name},
-    )  # fmt: skip
+LEVEL = "from splince_fast._kernels import row_kernels; print(row_kernels.level_name())"
 
 
 def test_the_environment_names_an_instruction_set() -> None:
     for name in row_kernels.levels():
-        assert level_of(name).stdout.split() == [name]
+        assert script(LEVEL, SPLINCE_FAST_LEVEL=name).split() == [name]
     assert row_kernels.levels()[-1] == "baseline"
 
 
 def test_an_instruction_set_that_is_not_available_is_an_error() -> None:
-    error = level_of("avx1024").stderr
+    error = run(LEVEL, SPLINCE_FAST_LEVEL="avx1024").stderr
     assert "'avx1024' is not available" in error
     assert "baseline" in error
 

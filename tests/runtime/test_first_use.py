@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import script
 
 CORE = """
 import sys
@@ -43,14 +41,6 @@ sf.Moments(sketch_size=8).update(scipy.sparse.csr_matrix(X.astype(np.float64)), 
 
 @pytest.mark.parametrize(("code", "numba"), [(CORE, False), (SPARSE, True)], ids=["core", "sparse"])
 def test_first_use_compiles_nothing(code: str, numba: bool, tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "NUMBA_CACHE_DIR": str(tmp_path),
-    }
-    run = subprocess.run(
-        [sys.executable, "-c", code + "\nprint('numba' in sys.modules)"],
-        capture_output=True, text=True, timeout=300, env=environment, check=False,
-    )  # fmt: skip
-    assert run.stdout.split() == [str(numba)], run.stderr
+    told = script(code + "\nprint('numba' in sys.modules)", NUMBA_CACHE_DIR=str(tmp_path))
+    assert told.split() == [str(numba)]
     assert bool(list(tmp_path.iterdir())) is numba

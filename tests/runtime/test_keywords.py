@@ -33,6 +33,10 @@ def folds() -> list[sf.Moments]:
             r"Moments takes no block_row=; did you mean block_rows=",
         ),
         (
+            lambda: sf.cross_report(folds(), erase="z", max_amplification=1e3),
+            r"LEACE takes no max_amplification=",
+        ),
+        (
             lambda: Folds(2, block_row=2),
             r"Moments takes no block_row=; did you mean block_rows=",
         ),

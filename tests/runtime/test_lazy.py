@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from types import ModuleType
 
 import pytest
+from processes import run, script
 
 import splince_fast as sf
 from splince_fast import baselines, evaluation, nn
@@ -19,11 +18,9 @@ PACKAGES = [sf, baselines, evaluation, nn]
 def test_a_misspelt_name_is_an_error_that_suggests_the_right_one(package: ModuleType) -> None:
     name = max(package.__all__, key=len)
     code = f"import {package.__name__} as package; package.{name[:-2]}{name[-1]}{name[-2]}"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert f"module {package.__name__!r} has no attribute" in result.stderr
-    assert f"Did you mean: {name!r}?" in result.stderr
+    told = run(code).stderr
+    assert f"module {package.__name__!r} has no attribute" in told
+    assert f"Did you mean: {name!r}?" in told
 
 
 @pytest.mark.parametrize("package", PACKAGES[:3], ids=lambda package: str(package.__name__))
@@ -43,5 +40,4 @@ def test_without_the_optional_dependency_the_extra_is_named() -> None:
         "try: nn.fold\n"
         "except MissingExtraError as error: print(error)"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-    assert 'pip install "splince_fast[torch]"' in output
+    assert 'pip install "splince_fast[torch]"' in script(code)

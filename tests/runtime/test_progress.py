@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import script
 
 from splince_fast import Moments
 from splince_fast._runtime import progress
@@ -95,4 +95,4 @@ def test_hidden_bar_does_not_import_tqdm() -> None:
         "with Progress(10) as bar: bar.advance(1)\n"
         "assert 'tqdm' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.PIPE)
+    script(code)

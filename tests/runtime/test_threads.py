@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -28,8 +27,8 @@ from problems import (
     report,
     slack,
 )
+from processes import run
 
-import splince_fast
 import splince_fast as sf
 from splince_fast import InputError, Moments, Projection, SplinceError, leace
 from splince_fast._runtime import rows
@@ -150,14 +149,17 @@ def test_threads_that_cannot_be_started(
         check(moments, Rows.of(X, {"z": np.arange(200) % 3}))
 
 
-ATEXIT = """
-import atexit, os
+EAGER = """
+import atexit, os, warnings
 import numpy as np
 from splince_fast import Moments
 from splince_fast.moments import block, state
 block._GRAIN = block._GRAIN_PRODUCTS = state._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
+"""
+
+ATEXIT = f"""{EAGER}
 moments = Moments(block_rows=100).update(X)
 def last_words():
     moments.update(X)
@@ -165,15 +167,8 @@ def last_words():
 atexit.register(last_words)
 """
 
-FORK = """
-import os, warnings
-import numpy as np
-from splince_fast import Moments
-from splince_fast.moments import block, state
-block._GRAIN = block._GRAIN_PRODUCTS = state._GRAIN = 64
-os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
+FORK = f"""{EAGER}
 warnings.simplefilter("ignore")
-X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
 parent = Moments(block_rows=100).update(X)
 child = os.fork()
 if child == 0:
@@ -187,24 +182,15 @@ print("child", os.waitstatus_to_exitcode(status), "parent", parent.n_rows)
 """
 
 
-def script(text: str, **environment: str) -> str:
-    root = str(Path(splince_fast.__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        capture_output=True, text=True, timeout=60, check=False,
-        env={**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
-
 def test_an_update_while_the_interpreter_exits() -> None:
-    assert script(ATEXIT) == "rows 1000 (64, 64)\n"
+    done = run(ATEXIT)
+    assert (done.stdout, done.stderr) == ("rows 1000 (64, 64)\n", "")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_fork_after_threads_have_run() -> None:
-    assert script(FORK) == "child 0 parent 1000\n"
+    done = run(FORK)
+    assert (done.stdout, done.stderr) == ("child 0 parent 1000\n", "")
 
 
 # --- determinism ---------------------------------------------------------------------------------
