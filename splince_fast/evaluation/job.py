@@ -37,17 +37,11 @@ from splince_fast.evaluation.metrics import (
     reason_of,
 )
 from splince_fast.evaluation.plan import ComparisonPlan
-from splince_fast.evaluation.records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
+from splince_fast.evaluation.records import ERASER_ROW, Record, TestLabels
 from splince_fast.evaluation.splits import Split
-from splince_fast.exceptions import (
-    InfeasibleError,
-    LabelError,
-    NotEnoughDataError,
-    SplinceWarning,
-)
+from splince_fast.exceptions import LabelError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.labels.names import listed
-from splince_fast.methods import leace
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -111,21 +105,14 @@ class Job:
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always", SplinceWarning)
-                    if eraser.name == ADVICE:
-                        records.append(self._advice_record())
-                        continue
                     first, *others = self._eraser_records(eraser)
                 texts = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
                 notes = first.notes + tuple(dict.fromkeys(texts))
                 records += [dataclasses.replace(first, notes=notes), *others]
             except Exception as error:  # code of the caller may raise any exception
-                names = [] if eraser.name == ADVICE else [head.name for head in self.plan.heads]
+                names = (ERASER_ROW, *(head.name for head in self.plan.heads))
                 reason = reason_of(error)
-                if isinstance(error, InfeasibleError):
-                    reason = self.plan.same_column_text + reason
-                records += [
-                    self._record(eraser.name, name, reason=reason) for name in (ERASER_ROW, *names)
-                ]
+                records += [self._record(eraser.name, name, reason=reason) for name in names]
         return records
 
     def _record(self, eraser: str, head: str, **fields: Any) -> Record:
@@ -235,7 +222,7 @@ class Job:
             best,
             notes=best.notes + path.notes,
             reason=next(filter(None, reasons), ""),
-            path=tuple(PathPoint(float(r.alpha or 0), r.values) for r in records),
+            path=tuple((float(r.alpha or 0), r.values) for r in records),
         )
 
     def _fit_head_path(self, rows: ErasedRows) -> HeadPath:
@@ -353,7 +340,7 @@ class Job:
             record = dataclasses.replace(record, notes=(*record.notes, note))
         y_pred = as_codes(y_pred, len(self.test.task), self.classes)
         if plan.test is not None:
-            record = record.with_predictions(y_pred)
+            record = dataclasses.replace(record, y_pred=tuple(y_pred.tolist()))
         predictions = ClassPredictions(
             self._test_labels, y_pred, plan.task.classes, self._concept_classes
         )
@@ -385,19 +372,6 @@ class Job:
     def _n_unknown_class(self) -> int:
         """Number of test rows whose class of the task does not occur in the training rows."""
         return int((~np.isin(self.test.task, self.classes)).sum())
-
-    # -- advice ----------------------------------------------------------------------------
-
-    def _advice_record(self) -> Record:
-        """Return the record of the expected R^2 of each concept on erased new rows."""
-        concepts = list(self.data.concepts)
-        report = leace(self.data.factored, erase=concepts).report
-        assert report is not None
-        values = {
-            concept_key("expected_r2", v.name, concepts): v.expected
-            for v in report.variables if v.expected is not None
-        }  # fmt: skip
-        return self._record(ADVICE, ERASER_ROW, values=values)
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:

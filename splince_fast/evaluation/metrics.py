@@ -447,7 +447,7 @@ class Metric:
     ...     X, task=y, concept=z, n_seeds=3, alphas=(0.01,), progress=False,
     ...     metrics={"error": ev.Metric(error_rate, lower_is_better=True, label="error rate")},
     ... )
-    >>> means = [result.mean("error", eraser=eraser) for eraser in result.best("error")]
+    >>> means = [result.mean("error", eraser=eraser) for eraser in result.verdict("error").leaders]
     >>> means == sorted(means)
     True
     """

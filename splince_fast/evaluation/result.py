@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from splince_fast._runtime.files import as_path, write_text
 from splince_fast.evaluation import figures, report_html, tables
 from splince_fast.evaluation.decision import Decision, decide, summary
 from splince_fast.evaluation.measurements import Measurements
-from splince_fast.evaluation.records import ADVICE, PATH, from_text, to_text
+from splince_fast.evaluation.records import PATH, from_text, to_text
 from splince_fast.evaluation.text_table import Table, wrapped
-from splince_fast.exceptions import FileFormatError, InputError
+from splince_fast.exceptions import InputError
 
 
 class Comparison(Measurements):
@@ -86,10 +85,16 @@ class Comparison(Measurements):
         """
         return tables.by_level(self, metric, head)
 
-    def __str__(self) -> str:
+    def _blocks(self) -> list[list[str] | Table]:
+        """Return the lines and tables that are shown: the three sentences come first."""
         first, *others = summary(self)
-        lines = [first.sentence, *others, *first.reasons]
-        return "\n".join(map(wrapped, lines)) + f"\n\n{tables.overview(self)}"
+        return [[first.sentence, *others, *first.reasons], *tables.overview(self)]
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            str(block) if isinstance(block, Table) else "\n".join(map(wrapped, block))
+            for block in self._blocks()
+        )
 
     def __repr__(self) -> str:
         counts = {name: len(getattr(self.context, f"{name}s"))
@@ -98,9 +103,11 @@ class Comparison(Measurements):
         return f"Comparison({', '.join(texts)})"
 
     def _repr_html_(self) -> str:
-        first, *others = summary(self)
-        lines = "".join(f"<p>{html.escape(text)}</p>" for text in (first.sentence, *others))
-        return lines + tables.notebook(self)
+        return "".join(
+            block._repr_html_() if isinstance(block, Table)
+            else "".join(f"<p>{html.escape(line)}</p>" for line in block)
+            for block in self._blocks()
+        )  # fmt: skip
 
     def plot(self, kind: str = "association", **options: object) -> Any:
         """Draw a figure with matplotlib.
@@ -136,20 +143,6 @@ class Comparison(Measurements):
         write_text(path, report_html.render(self))
         return as_path(path)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield one dictionary per seed, p, eraser, head, alpha and metric (long format)."""
-        for r in self.records:
-            if r.eraser == ADVICE:
-                continue
-            start = {"seed": r.seed, "p": r.p, "eraser": r.eraser}
-            if r.reason:
-                yield {**start, "head": r.head, "alpha": None, "metric": None, "value": None,
-                       "n": r.sizes[2], "reason": r.reason}  # fmt: skip
-            for head, alpha, values in ((r.head, r.alpha, r.values), *((PATH, *q) for q in r.path)):
-                for metric, value in values.items():
-                    yield {**start, "head": head, "alpha": alpha, "metric": metric,
-                           "value": value, "n": r.sizes[2], "reason": None}  # fmt: skip
-
     def to_frame(self, backend: str = "pandas") -> Any:
         """Convert to a frame: seed, p, eraser, head, alpha, metric, value, n, reason.
 
@@ -181,8 +174,17 @@ class Comparison(Measurements):
             "head": narwhals.String, "alpha": narwhals.Float64, "metric": narwhals.String,
             "value": narwhals.Float64, "n": narwhals.Int64, "reason": narwhals.String,
         }  # fmt: skip
-        rows = list(self.rows())
-        columns = {name: [row[name] for row in rows] for name in schema}
+        rows = []
+        for r in self.records:
+            start, n = {"seed": r.seed, "p": r.p, "eraser": r.eraser}, r.sizes[2]
+            if r.reason:
+                rows.append({**start, "head": r.head, "n": n, "reason": r.reason})
+            for head, alpha, values in ((r.head, r.alpha, r.values), *((PATH, *q) for q in r.path)):
+                rows += [
+                    {**start, "head": head, "alpha": alpha, "metric": metric, "value": v, "n": n}
+                    for metric, v in values.items()
+                ]
+        columns = {name: [row.get(name) for row in rows] for name in schema}
         from_dict: Any = narwhals.from_dict
         return from_dict(columns, schema, backend=backend).to_native()
 
@@ -215,10 +217,4 @@ class Comparison(Measurements):
         FileFormatError
             The file is truncated, is not a comparison, or has another version of the format.
         """
-        try:
-            text = as_path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise FileFormatError(
-                f"{str(path)!r} is not a comparison: the file is not text"
-            ) from error
-        return cls(*from_text(text, str(path)))
+        return cls(*from_text(as_path(path).read_bytes(), str(path)))

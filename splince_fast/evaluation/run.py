@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,8 @@ from splince_fast.evaluation.data import blocks, texts_of
 from splince_fast.evaluation.erasers import Component
 from splince_fast.evaluation.heads import ALPHAS
 from splince_fast.evaluation.job import Job
-from splince_fast.evaluation.plan import ComparisonPlan, Settings, make_plan
+from splince_fast.evaluation.plan import ComparisonPlan, make_plan
 from splince_fast.evaluation.records import (
-    ADVICE,
     ERASER_ROW,
     Context,
     CustomMetric,
@@ -39,8 +39,7 @@ from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import ClassCodes
 
 JobId = tuple[int, float | None]  # seed and level
-_ADVICE_COMPONENT = Component(ADVICE, "advice")
-_LAYOUT = 4  # version of the record layout; records of another version are computed again
+_LAYOUT = 5  # version of the record layout; records of another version are computed again
 # A note is added where the lowest of the cells may lie this far from its accuracy by chance.
 _NOISY_MINIMUM = 0.1
 
@@ -176,36 +175,33 @@ def compare(
     >>> result.mean("probe_accuracy", eraser="LEACE") < 0.6
     True
     """
-    settings = Settings(
-        task=task, concept=concept, groups=groups, erasers=erasers, heads=heads,
+    plan = make_plan(
+        X, task=task, concept=concept, groups=groups, erasers=erasers, heads=heads,
         association=association, aligned_class=aligned_class, sizes=sizes, n_seeds=n_seeds,
-        random_state=random_state, alphas=alphas, select=select, leakage=leakage,
-        metrics=metrics, test=test,
+        random_state=random_state, alphas=alphas, select=select, leakage=leakage, metrics=metrics,
+        test=test,
     )  # fmt: skip
-    plan = make_plan(X, settings)
     workers = workers_of(n_jobs)
     journal = Journal(run, plan.fingerprint)
     splits = {(seed, p): plan.split(seed, p) for seed in plan.seeds for p in plan.levels}
     notes = _data_notes(plan, splits)
     keys = _keys(plan, splits)
-    pending: dict[JobId, list[Component]] = {}
-    components = {e.name: e for e in (*plan.erasers, _ADVICE_COMPONENT)}
-    for record_id, record_key in keys.items():
-        if record_key not in journal.records:
-            erasers = pending.setdefault((record_id.seed, record_id.p), [])
-            # If one record of an eraser is missing, the eraser runs again with all heads.
-            if components[record_id.eraser] not in erasers:
-                erasers.append(components[record_id.eraser])
     records = {i: journal.records[k] for i, k in keys.items() if k in journal.records}
+    # If one record of an eraser is missing, the eraser runs again with all heads.
+    missing = {record_id[:3] for record_id in keys.keys() - records.keys()}
+    pending: dict[JobId, list[Component]] = {}
+    for (seed, p), eraser in product(splits, plan.erasers):
+        if (seed, p, eraser.name) in missing:
+            pending.setdefault((seed, p), []).append(eraser)
     joblib: Any = import_module("joblib")
     # Workers memory-map large arrays of the plan.
     calls = (
-        joblib.delayed(_run_job)(plan, job, splits[job], erasers, own_process=workers > 1)
-        for job, erasers in pending.items()
+        joblib.delayed(_run_job)(plan, job, splits[job], components, own_process=workers > 1)
+        for job, components in pending.items()
     )
     with Progress(len(pending), show=progress, unit="jobs") as bar:
         for job_records in joblib.Parallel(workers, return_as="generator_unordered")(calls):
-            journal.add({key: r for r in job_records if (key := keys[r.id])})
+            journal.add({keys[r.id]: r for r in job_records if keys[r.id]})
             records |= {r.id: r for r in job_records}
             bar.advance(1)
     return Comparison([records[record_id] for record_id in keys], _context(plan, splits, notes))
@@ -213,36 +209,26 @@ def compare(
 
 def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId, str]:
     """Return the hash of each record's inputs; "" if an object of the caller is among them."""
-    components = {c.name: c for c in (*plan.erasers, _ADVICE_COMPONENT)}
-    heads = {head.name: head for head in plan.heads}
     keys = {}
-    for (seed, p), split in splits.items():
-        for eraser, head in _pairs(plan):
-            is_head = head != ERASER_ROW
-            used = [components[eraser], *((heads[head], *plan.metrics) if is_head else plan.probes)]
-            settings = {
-                "layout": _LAYOUT,
-                "data": plan.fingerprint,
-                "version": library_version(),
-                "seed": seed,
-                "p": p,
-                "sizes": split.sizes,
-                "aligned_class": repr(split.aligned_class),
-                "components": [(c.name, c.role) for c in used],
-                "alphas": plan.alphas if is_head else (),
-                "select": plan.select if is_head else "",
-            }
-            text = json.dumps(settings, sort_keys=True)
-            key = hashlib.sha256(text.encode()).hexdigest()[:20]
-            keys[RecordId(seed, p, eraser, head)] = key if all(c.role for c in used) else ""
+    heads = (Component(ERASER_ROW, "eraser"), *plan.heads)
+    for ((seed, p), split), eraser, head in product(splits.items(), plan.erasers, heads):
+        is_head = head.name != ERASER_ROW
+        used = [eraser, head, *(plan.metrics if is_head else plan.probes)]
+        settings = {
+            "layout": _LAYOUT,
+            "data": plan.fingerprint,
+            "version": library_version(),
+            "seed": seed,
+            "p": p,
+            "sizes": split.sizes,
+            "aligned_class": repr(split.aligned_class),
+            "components": [(c.name, c.role) for c in used],
+            "alphas": plan.alphas if is_head else (),
+            "select": plan.select if is_head else "",
+        }
+        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:20]
+        keys[seed, p, eraser.name, head.name] = key if all(c.role for c in used) else ""
     return keys
-
-
-def _pairs(plan: ComparisonPlan) -> list[tuple[str, str]]:
-    """(eraser, head) of every record of a job; the record of an eraser itself comes first."""
-    heads = (ERASER_ROW, *(head.name for head in plan.heads))
-    pairs = [(eraser.name, head) for eraser in plan.erasers for head in heads]
-    return [*pairs, (ADVICE, ERASER_ROW)] if isinstance(plan.task, ClassCodes) else pairs
 
 
 def _data_notes(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
@@ -301,11 +287,6 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
     aligned = None if plan.protocol is None else plan.protocol.aligned_class
     if isinstance(aligned, dict):
         aligned = ", ".join(f"{a} to {b}" for a, b in aligned.items())
-    test_rows = {job: np.sort(split.test) for job, split in splits.items()}
-    same_test = all(
-        np.array_equal(rows, test_rows[seed, plan.levels[0]])
-        for (seed, _), rows in test_rows.items()
-    )
     return Context(
         n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
         heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
@@ -313,29 +294,19 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
         alphas=plan.alphas, select=plan.select, probes=tuple(probe.name for probe in plan.probes),
         concepts=tuple(plan.concepts),
         cells=() if plan.cells is None else texts_of(plan.cells.classes),
-        fingerprint=plan.fingerprint, version=library_version(),
-        notes=tuple(notes), test_labels=test_labels,
+        fingerprint=plan.fingerprint, notes=tuple(notes), test_labels=test_labels,
         eraser_roles=tuple(e.role for e in plan.erasers),
         head_roles=tuple(h.role for h in plan.heads),
         custom_metrics={
             m.name: CustomMetric(m.spec.label, m.spec.lower_is_better) for m in plan.metrics
         },
-        same_test=same_test,
-        concept_sizes=tuple(
-            len(concept.classes) if isinstance(concept, ClassCodes) else 0
-            for concept in plan.concepts.values()
-        ),
     )  # fmt: skip
 
 
 def _run_job(
-    plan: ComparisonPlan,
-    job: JobId,
-    split: Split,
-    erasers: Sequence[Component],
-    *,
+    plan: ComparisonPlan, job: JobId, split: Split, erasers: Sequence[Component], *,
     own_process: bool,
-) -> list[Record]:
+) -> list[Record]:  # fmt: skip
     """Run the job of a seed and level with one BLAS thread; return the records of the erasers."""
     from threadpoolctl import threadpool_limits
 

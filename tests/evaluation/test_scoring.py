@@ -55,7 +55,7 @@ def test_the_best_is_the_one_in_the_direction_of_the_metric(result: Comparison) 
             continue
         means = {e: result.mean(key, eraser=e) for e in result.context.erasers}
         pick = min if lower else max
-        assert means[result.best(key)[0]] == pick(means.values()), key
+        assert means[result.verdict(key).leaders[0]] == pick(means.values()), key
 
 
 def test_a_metric_of_the_caller_has_its_direction_or_no_best(result: Comparison) -> None:
@@ -63,11 +63,11 @@ def test_a_metric_of_the_caller_has_its_direction_or_no_best(result: Comparison)
         accuracy = result.mean("accuracy", eraser=eraser)
         assert result.mean("plain_accuracy", eraser=eraser) == pytest.approx(accuracy)
         assert result.mean("error", eraser=eraser) == pytest.approx(1 - accuracy)
-    assert result.best("error")[0] == result.best("accuracy")[0]
+    assert result.verdict("error").leaders[0] == result.verdict("accuracy").leaders[0]
     with pytest.raises(InputError, match="'plain_accuracy' has no direction"):
-        result.best("plain_accuracy")
+        result.verdict("plain_accuracy")
     with pytest.raises(InputError, match="'rank' has no direction"):
-        result.best("rank")
+        result.verdict("rank")
     text = str(result)
     assert "error rate" in text
     assert "plain_accuracy" in text
@@ -78,7 +78,7 @@ def test_a_star_follows_the_direction_and_needs_one() -> None:
     X[:, 1] += 2 * y
     wrong = {"mistakes": ev.Metric(error_rate, lower_is_better=True), "undirected": error_rate}
     result = run(X, y, z, n_seeds=8, metrics=wrong, erasers={"none": "none", "all": removing_task})
-    assert result.best("mistakes") == ["none"]
+    assert result.verdict("mistakes").leaders == ("none",)
     tables = str(result).split("\n\n")[1:]
     own = next(t for t in tables if "mistakes" in t.splitlines()[1])
     none, other = own.splitlines()[2:4]
@@ -101,9 +101,9 @@ def test_metrics_of_quantities_have_their_directions() -> None:
                  metrics={"mae": lambda a, b: np.mean(np.abs(a - b))})  # fmt: skip
     assert not result.failures
     for key in ("probe_r2", "concept_correlation"):
-        assert result.best(key)[0] == "LEACE", key
+        assert result.verdict(key).leaders[0] == "LEACE", key
         assert 0 <= result.mean(key, eraser="none") <= 1
-    assert result.best("r2")[0] == result.best("mse")[0] == "none"
+    assert result.verdict("r2").leaders[0] == result.verdict("mse").leaders[0] == "none"
     assert 0 < result.mean("mae", eraser="none") < result.mean("mae", eraser="LEACE")
     assert "R2, retrained head" in str(result.table("r2"))
 
@@ -205,7 +205,7 @@ def test_a_saved_result_keeps_directions(result: Comparison, tmp_path: Any) -> N
     assert loaded.context == result.context
     assert loaded.metric("error").lower_is_better is True
     assert loaded.metric("error").label == "error rate"
-    assert loaded.best("error") == result.best("error")
+    assert loaded.verdict("error").leaders == result.verdict("error").leaders
 
 
 def test_probes_of_several_concepts_are_of_erasers_with_the_concept_in_the_label() -> None:
@@ -223,9 +223,9 @@ def test_fairness_metrics_are_those_of_fairlearn_and_of_counting() -> None:
     names = np.array(["f", "m"])[z]
     test = np.arange(len(X)) % 3 == 0
     result = run(X, y, names, test=test, n_seeds=1, heads=("retrained",), erasers=("none", "LEACE"))
-    for record in (r for r in result.records if r.predictions is not None):
+    for record in (r for r in result.records if r.y_pred):
         truth = result.context.test_labels
-        group, predicted, actual = truth.concept, record.predictions, truth.task
+        group, predicted, actual = truth.concept, np.array(record.y_pred), truth.task
         passed = {"y_true": actual, "y_pred": predicted, "sensitive_features": group}
         assert record.values["demographic_parity"] == pytest.approx(
             metrics.demographic_parity_difference(**passed)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation.job import FOLDS, fold_of_rows
-from splince_fast.evaluation.plan import ComparisonPlan, Settings, make_plan
+from splince_fast.evaluation.plan import ComparisonPlan, make_plan
 from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 
@@ -24,8 +24,10 @@ Y, Z = rng.integers(0, 2, 4000), rng.integers(0, 3, 4000)
 def planned(X: Any, y: Any, z: Any, *, groups: Any, test: Any) -> ComparisonPlan:
     """The plan of a comparison on a split of one's own."""
     return make_plan(
-        X, Settings(y, z, groups, erasers="none", heads="frozen", n_seeds=1, leakage=(), test=test)
-    )
+        X, task=y, concept=z, groups=groups, erasers="none", heads="frozen", association=None,
+        aligned_class=None, sizes=None, n_seeds=1, random_state=0, alphas=(0.1,),
+        select="accuracy", leakage=(), metrics=None, test=test,
+    )  # fmt: skip
 
 
 def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, aligned_class: int) -> list[Any]:
