@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import heads, probes
-from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows, texts_of
+from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows
 from splince_fast.evaluation.erasers import (
     Component,
     FitData,
@@ -194,8 +194,6 @@ class Job:
                     counts = np.bincount(concept.codes[self.split.test])
                     key = concept_key("probe_chance", name, self.data.concepts)
                     values[key] = float(counts.max() / counts.sum())
-            if leakage.hint and groups is None:
-                notes.append(f"{name!r}: {leakage.hint}")
             for probe in leakage.probes:
                 for key, value in probe.scores().items():
                     values[concept_key(key, name, self.data.concepts)] = value
@@ -354,9 +352,7 @@ class Job:
         y_pred = as_codes(y_pred, len(self.test.task), self.classes)
         if plan.test is not None:
             record = record.with_predictions(y_pred)
-        predictions = ClassPredictions(
-            self._test_labels, y_pred, plan.task.classes, self._concept_classes
-        )
+        predictions = ClassPredictions(self._test_labels, y_pred, plan.task.classes)
         return add_scores(record, predictions, custom)
 
     @cached_property
@@ -374,12 +370,6 @@ class Job:
             return values[:, 0] if values.shape[1] == 1 else None
         is_binary = len(concept.classes) == 2
         return concept.codes[self.split.test].astype(np.float64) if is_binary else None
-
-    @cached_property
-    def _concept_classes(self) -> tuple[str, ...]:
-        """Names of the joint classes of the concepts; empty if a concept is a quantity."""
-        cells = self.plan.concept_codes
-        return () if cells is None else texts_of(cells.classes)
 
     @cached_property
     def _n_unknown_class(self) -> int:
