@@ -37,6 +37,7 @@ from splince_fast.evaluation.metrics import (
     reason_of,
 )
 from splince_fast.evaluation.plan import ComparisonPlan
+from splince_fast.evaluation.probes import FOLDS
 from splince_fast.evaluation.records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import (
@@ -51,10 +52,6 @@ from splince_fast.methods import leace
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-
-# Number of folds of the training rows that select alpha if validation cells are too small.
-FOLDS = 5
-_PROBE_FOLDS = 5  # number of cross-validation folds of the test rows for probes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +183,7 @@ class Job:
             else:
                 quantity = concept.values[self.split.test]
                 leakage = probes.probe_quantity(
-                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, constant_tol=ROUNDING
+                    erased, quantity, groups=groups, constant_tol=ROUNDING
                 )
             if leakage.reason:
                 notes.append(f"leakage of {name!r} cannot be measured: {leakage.reason}")
@@ -209,7 +206,7 @@ class Job:
                 used = np.flatnonzero(np.isin(codes, concept.codes[self.split.train]))
                 classes, class_index = np.unique(codes[used], return_inverse=True)
                 groups = None if self.test.groups is None else self.test.groups[used]
-                target = probes.target_of(class_index, len(classes), _PROBE_FOLDS, groups, 0)
+                target = probes.target_of(class_index, len(classes), groups, 0)
                 targets[name] = used, target
         return targets
 
@@ -407,6 +404,6 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
             "alpha; pass one alpha, or validation rows of at least "
             f"{heads.MIN_CELL} per cell"
         )
-    for f, (_, held_out) in enumerate(probes.folds_of_groups(cells, groups, FOLDS, seed)):
+    for f, (_, held_out) in enumerate(probes.folds_of(cells, groups, seed)):
         fold[held_out] = f
     return fold
