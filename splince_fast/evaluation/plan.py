@@ -159,8 +159,7 @@ class ComparisonPlan:
             return self._fixed_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             return splits.natural_split(self.usable, random_state=seed, groups=self.groups)
-        on_shortage = "raise" if self.groups is None else "shrink"
-        return self.protocol.split(p, self.sizes, seed, on_shortage=on_shortage)
+        return self.protocol.split(p, self.sizes, seed)
 
     def _fixed_split(self, seed: int) -> Split:
         """Return the split that `test` fixes; draw validation rows if `test` marks none."""
@@ -169,7 +168,7 @@ class ComparisonPlan:
         if not len(validation):
             train, validation = self._draw_validation(train, np.random.default_rng(seed))
         missing = len(part) - int(self.usable.sum())
-        return Split(train, validation, test, None, None, missing, ())
+        return Split(train, validation, test, None, missing, ())
 
     def _draw_validation(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
         """Move a tenth of the training rows (whole groups) to a validation part; return both."""
