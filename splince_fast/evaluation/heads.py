@@ -1,11 +1,11 @@
 """Heads: logistic regression on embeddings (ridge regression for quantities), selection of alpha.
 
 A head for classes minimises the mean log-loss plus ``alpha / 2 |w|^2``, with an unpenalised
-intercept. ``LogisticRegression(C=1 / (alpha n))`` and ``SGDClassifier(alpha=alpha)`` have the same
-objective. A head for a quantity minimises half the mean squared error plus the same penalty.
-Features are centred and divided by one number, the root of the mean variance of the training
-features, so that alphas are comparable between erasers and between data sets. A separate scale for
-each feature would change the geometry of the features, on which the penalty and SAL depend.
+intercept, as ``LogisticRegression(C=1 / (alpha n))`` does. A head for a quantity minimises half the
+mean squared error plus the same penalty. Features are centred and divided by one number, the root
+of the mean variance of the training features, so that alphas are comparable between erasers and
+between data sets. A separate scale for each feature would change the geometry of the features, on
+which the penalty and SAL depend.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.keywords import as_values
+from splince_fast._runtime.rows import check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
 from splince_fast.evaluation.data import (
     Matrix,
     check_classes,
-    check_finite,
     class_codes,
     columns_of,
     fill_missing_groups,
@@ -231,7 +231,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     quantities = [name for name, column in concepts.items() if isinstance(column, Columns)]
     notes = _probe_notes(probes, quantities)
     sizes = _sizes(settings.sizes, protocol, [p for p in levels if p is not None])
-    check_finite(rows)
+    check_values(rows, "X")
     groups = None if settings.groups is None else class_codes(settings.groups, "groups", n)
     if groups is not None and parts is not None:
         _check_groups_undivided(groups, parts)

@@ -284,16 +284,11 @@ def spurious_split(
     """Draw training and validation rows with a given association, and decorrelated test rows.
 
     A cell is a pair (y, z) of a class of the task and a class of the concept. All cells have the
-    same number of test rows. The fractions of the cells among the training and among the validation
-    rows follow from p:
-
-    - For a task of two classes (y = 0, 1) and an aligned class a of the concept, the classes of the
-      task are balanced, and p = P(z = a | y = 1) = P(z != a | y = 0). The cell (1, a) has the
-      fraction p / 2, and the other K - 1 cells of y = 1 divide (1 - p) / 2 equally. The cell (0, a)
-      has the fraction (1 - p) / 2, and the other K - 1 cells of y = 0 divide p / 2 equally. K is
-      the number of classes of the concept.
-    - For a mapping a from C classes of the task to classes of the concept, the cell (y, a[y]) has
-      the fraction p / C, and the other cells of y divide (1 - p) / C equally.
+    same number of test rows. For a mapping a from C classes of the task to classes of the concept,
+    the cell (y, a[y]) has the fraction p / C of the training and of the validation rows, and the
+    other K - 1 cells of y divide (1 - p) / C equally, K being the number of classes of the concept.
+    For a task of two classes (y = 0, 1) and one aligned class a, p = P(z = a | y = 1)
+    = P(z != a | y = 0): as above with C = 2, but with 1 - p instead of p for y = 0.
 
     *Rule*: ``rng = default_rng(random_state)``; for each cell, in lexicographic order of (y, z),
     ``m = rng.permutation(rows of the cell)``. The first ``n_test // n_cells`` entries of m are test
@@ -326,9 +321,7 @@ def spurious_split(
     InputError
         A parameter is out of range.
     LabelError
-        The task or the concept has one class or is a quantity; `aligned_class` names an unknown
-        class, or is not a mapping although the task has more than two classes; or the pandas index
-        of a column is that of `task` in another order.
+        The task or the concept has one class or is a quantity, or `aligned_class` does not fit.
     NotEnoughDataError
         A cell has too few rows; the message gives the largest feasible sizes.
 
@@ -361,9 +354,9 @@ def natural_split(
     rows = np.flatnonzero(usable)
     rng = np.random.default_rng(random_state)
     if groups is None:
+        n_test, n_validation = len(rows) // 4, len(rows) // 10
         order = rng.permutation(rows)
-        test, rest = order[: len(rows) // 4], order[len(rows) // 4 :]
-        validation, train = rest[: len(rows) // 10], rest[len(rows) // 10 :]
+        test, validation, train = np.split(order, [n_test, n_test + n_validation])
     else:
         part, rank = parts_of_groups(groups, rows, rng, (0.25, 0.1))
         order = rows[np.lexsort((rows, rank[rows]))]
