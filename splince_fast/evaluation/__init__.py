@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from splince_fast.evaluation.heads import fit_head, select_head
     from splince_fast.evaluation.metrics import (
         Metric,
-        class_accuracy,
-        covariance_ratio,
         group_accuracy,
         tpr_gap,
         worst_group_accuracy,
@@ -27,9 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Metric",
-    "class_accuracy",
     "compare",
-    "covariance_ratio",
     "fit_head",
     "group_accuracy",
     "leakage",
@@ -45,9 +41,7 @@ if not TYPE_CHECKING:
         {
             "group_accuracy": "metrics",
             "worst_group_accuracy": "metrics",
-            "class_accuracy": "metrics",
             "tpr_gap": "metrics",
-            "covariance_ratio": "metrics",
             "leakage": "probes",
             "spurious_split": "splits",
             "fit_head": "heads",

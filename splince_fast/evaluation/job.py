@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import heads, probes
-from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows, texts_of
+from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows
 from splince_fast.evaluation.erasers import (
     Component,
     FitData,
@@ -37,6 +37,7 @@ from splince_fast.evaluation.metrics import (
     reason_of,
 )
 from splince_fast.evaluation.plan import ComparisonPlan
+from splince_fast.evaluation.probes import FOLDS
 from splince_fast.evaluation.records import ERASER_ROW, Record, TestLabels
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import LabelError, NotEnoughDataError, SplinceWarning
@@ -45,10 +46,6 @@ from splince_fast.labels.names import listed
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-
-# Number of folds of the training rows that select alpha if validation cells are too small.
-FOLDS = 5
-_PROBE_FOLDS = 5  # number of cross-validation folds of the test rows for probes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +170,7 @@ class Job:
             else:
                 quantity = concept.values[self.split.test]
                 leakage = probes.probe_quantity(
-                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, constant_tol=ROUNDING
+                    erased, quantity, groups=groups, constant_tol=ROUNDING
                 )
             if leakage.reason:
                 notes.append(f"leakage of {name!r} cannot be measured: {leakage.reason}")
@@ -181,8 +178,6 @@ class Job:
                     counts = np.bincount(concept.codes[self.split.test])
                     key = concept_key("probe_chance", name, self.data.concepts)
                     values[key] = float(counts.max() / counts.sum())
-            if leakage.hint and groups is None:
-                notes.append(f"{name!r}: {leakage.hint}")
             for probe in leakage.probes:
                 for key, value in probe.scores().items():
                     values[concept_key(key, name, self.data.concepts)] = value
@@ -198,7 +193,7 @@ class Job:
                 used = np.flatnonzero(np.isin(codes, concept.codes[self.split.train]))
                 classes, class_index = np.unique(codes[used], return_inverse=True)
                 groups = None if self.test.groups is None else self.test.groups[used]
-                target = probes.target_of(class_index, len(classes), _PROBE_FOLDS, groups, 0)
+                target = probes.target_of(class_index, len(classes), groups, 0)
                 targets[name] = used, target
         return targets
 
@@ -341,9 +336,7 @@ class Job:
         y_pred = as_codes(y_pred, len(self.test.task), self.classes)
         if plan.test is not None:
             record = dataclasses.replace(record, y_pred=tuple(y_pred.tolist()))
-        predictions = ClassPredictions(
-            self._test_labels, y_pred, plan.task.classes, self._concept_classes
-        )
+        predictions = ClassPredictions(self._test_labels, y_pred, plan.task.classes)
         return add_scores(record, predictions, custom)
 
     @cached_property
@@ -361,12 +354,6 @@ class Job:
             return values[:, 0] if values.shape[1] == 1 else None
         is_binary = len(concept.classes) == 2
         return concept.codes[self.split.test].astype(np.float64) if is_binary else None
-
-    @cached_property
-    def _concept_classes(self) -> tuple[str, ...]:
-        """Names of the joint classes of the concepts; empty if a concept is a quantity."""
-        cells = self.plan.concept_codes
-        return () if cells is None else texts_of(cells.classes)
 
     @cached_property
     def _n_unknown_class(self) -> int:
@@ -391,6 +378,6 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
             "alpha; pass one alpha, or validation rows of at least "
             f"{heads.MIN_CELL} per cell"
         )
-    for f, (_, held_out) in enumerate(probes.folds_of_groups(cells, groups, FOLDS, seed)):
+    for f, (_, held_out) in enumerate(probes.folds_of(cells, groups, seed)):
         fold[held_out] = f
     return fold

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.keywords import as_values
+from splince_fast._runtime.rows import check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
 from splince_fast.evaluation.data import (
     Matrix,
     check_classes,
-    check_finite,
     class_codes,
     columns_of,
     fill_missing_groups,
@@ -144,8 +144,7 @@ class ComparisonPlan:
             return self._fixed_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             return splits.natural_split(self.usable, random_state=seed, groups=self.groups)
-        on_shortage = "raise" if self.groups is None else "shrink"
-        return self.protocol.split(p, self.sizes, seed, on_shortage=on_shortage)
+        return self.protocol.split(p, self.sizes, seed)
 
     def _fixed_split(self, seed: int) -> Split:
         """Return the split that `test` fixes; draw validation rows if `test` marks none."""
@@ -154,7 +153,7 @@ class ComparisonPlan:
         if not len(validation):
             train, validation = self._draw_validation(train, np.random.default_rng(seed))
         missing = len(part) - int(self.usable.sum())
-        return Split(train, validation, test, None, None, missing, ())
+        return Split(train, validation, test, None, missing, ())
 
     def _draw_validation(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
         """Move a tenth of the training rows (whole groups) to a validation part; return both."""
@@ -199,7 +198,7 @@ def make_plan(
     check_rule(select)
     probes = check_probes(leakage, "leakage")
     notes = _probe_notes(probes, [k for k, c in concepts.items() if isinstance(c, Columns)])
-    check_finite(rows)
+    check_values(rows, "X")
     codes = None if groups is None else class_codes(groups, "groups", n)
     if codes is not None and parts is not None:
         _check_groups_undivided(codes, parts)

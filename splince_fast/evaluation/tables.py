@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from splince_fast.evaluation.data import FEW_ROWS
 from splince_fast.evaluation.measurements import Measurements, has_few_rows
-from splince_fast.evaluation.metrics import OF_FAIRNESS, SUMMARY, headline
+from splince_fast.evaluation.metrics import SUMMARY, headline
 from splince_fast.evaluation.records import ERASER_ROW
 from splince_fast.evaluation.statistics import MIN_SEEDS
 from splince_fast.evaluation.text_table import Table, interval_text, number
@@ -68,7 +68,6 @@ def summaries(result: Measurements) -> list[Table]:
     context, present = result.context, result.metrics
     columns = (
         [m for m in _COLUMNS if m in present],
-        [m for m in present if m.partition("[")[0] in OF_FAIRNESS],
         [m for m in context.custom_metrics if m in present],
     )
     tables = [

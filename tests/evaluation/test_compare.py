@@ -18,6 +18,7 @@ import pytest
 from comparisons import data, run
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
+from sklearn.metrics import balanced_accuracy_score
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -85,7 +86,7 @@ def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
                 "accuracy": np.mean(guess == y[test]),
                 "worst_group": ev.worst_group_accuracy(y[test], guess, groups=(y[test], z[test])),
                 "tpr_gap": ev.tpr_gap(y[test], guess, concept=z[test]),
-                "class_accuracy": ev.class_accuracy(y[test], guess).mean,
+                "class_accuracy": balanced_accuracy_score(y[test], guess),
             }
             for metric, value in expected.items():
                 assert result.mean(metric, eraser=name, head=head) == pytest.approx(value)
@@ -95,9 +96,9 @@ def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
             change = np.sum((eraser(X[train]) - X[train]) ** 2)
             share = change / np.sum((X[train] - mean) ** 2)
             assert result.mean("distortion", eraser=name) == pytest.approx(share)
-            assert result.mean("kept_covariance", eraser=name) == pytest.approx(
-                ev.covariance_ratio(eraser, moments, "y")
-            )
+            centred = y[train] - y[train].mean()
+            kept, whole = (np.sum((centred @ rows) ** 2) for rows in (eraser(X[train]), X[train]))
+            assert result.mean("kept_covariance", eraser=name) == pytest.approx(kept / whole)
 
 
 def test_unregularised_heads_agree_as_theorem_2_says() -> None:
@@ -799,4 +800,3 @@ def test_classes_that_no_row_has_change_no_figure(association: float | None) -> 
     declared = [pd.Categorical(column, categories=levels) for column in columns]
     found = run(X, *declared, association=association)
     assert same(plain, found)
-    assert "demographic_parity" in found.metrics

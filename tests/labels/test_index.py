@@ -94,10 +94,8 @@ def test_labels_of_another_index_or_of_none_belong_to_rows_by_position(
         (lambda z: ev.group_accuracy(Z, z, groups=Z), "y_true"),
         (lambda z: ev.group_accuracy(Z, Z, groups=(Z, z)), "y_true"),
         (lambda z: ev.worst_group_accuracy(Z, Z, groups={"z": z}), "y_true"),
-        (lambda z: ev.class_accuracy(Z, z), "y_true"),
         (lambda z: ev.tpr_gap(Z, Z, concept=z), "y_true"),
         (lambda z: ev.spurious_split(Z, z, p=0.5, sizes=(4, 0, 4)), "task"),
-        (lambda z: ev.spurious_split(Z, TASK, p=0.5, sizes=(4, 0, 4), groups=z), "task"),
     ],
 )
 def test_columns_in_another_order_of_the_index_are_refused(call: Any, of: str) -> None:
