@@ -58,7 +58,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "leakage": lambda z: leakage(X, z, probes=("linear",)),
     "compare": lambda z: make_plan(X, Settings(task=rng.permutation(100) % 2, concept=z)),
     "compare, concepts": lambda z: make_plan(X, Settings(task=TASK, concept=(TASK[::-1], z))),
-    "select_head": lambda z: ev.select_head(X, z, X, z, groups=z),
     "RLACE": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=z),
     "RLACE, mapping": lambda z: baselines.RLACE(max_steps=1).fit(X, concept={"z": z}),
     "task of INLP": lambda z: baselines.INLP(by_task=True, random_state=0).fit(
