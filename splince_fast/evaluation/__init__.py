@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from splince_fast._runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from splince_fast.evaluation.heads import fit_head, select_head
+    from splince_fast.evaluation.heads import fit_head
     from splince_fast.evaluation.metrics import (
         Metric,
         group_accuracy,
@@ -29,7 +29,6 @@ __all__ = [
     "fit_head",
     "group_accuracy",
     "leakage",
-    "select_head",
     "spurious_split",
     "tpr_gap",
     "worst_group_accuracy",
@@ -45,7 +44,6 @@ if not TYPE_CHECKING:
             "leakage": "probes",
             "spurious_split": "splits",
             "fit_head": "heads",
-            "select_head": "heads",
             "compare": "run",
             "Comparison": "result",
             "Metric": "metrics",

@@ -11,7 +11,7 @@ which the penalty and SAL depend.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,10 +29,7 @@ from splince_fast._runtime.rows import (
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import logistic
 from splince_fast.evaluation.data import (
-    cells_of_groups,
     check_classes,
-    class_codes,
-    common_codes,
     counts_per_code,
     has_label,
 )
@@ -62,8 +59,6 @@ class Head:
     alpha: float  # penalty on the weights of the scaled features
     converged: bool = True  # whether the solver reached its tolerance
     feature_names: tuple[str, ...] | None = None  # columns of the data frame of the fit
-    # (alpha, worst-group accuracy, accuracy) of every candidate, for a head of `select_head`
-    validation: tuple[tuple[float, float, float], ...] = ()
 
     def predict(self, X: object) -> Any:
         """Predict the class names of rows, or their values for a quantity."""
@@ -83,9 +78,10 @@ class Head:
 
     def _scores(self, X: object) -> Float:
         """Return the scores (n, C): x^T coef + intercept of rows x."""
-        rows, names = _checked_rows(X, "X", width=self.coef_.shape[1], of="the rows of the fit")
-        check_feature_names(names, self.feature_names)
-        return rows @ self.coef_.T + self.intercept_
+        rows = as_rows(X, width=self.coef_.shape[1], name="X", earlier="the rows of the fit")
+        check_values(rows, "X")
+        check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
+        return np.asarray(rows, dtype=np.float64) @ self.coef_.T + self.intercept_
 
 
 def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -> Head:
@@ -127,89 +123,32 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
     """
     check_alpha(alpha)
     check_index(X, y, "y")
-    rows, columns = _checked_rows(X, "X")
-    encoded = encode_one(y, len(rows), name="y", of="X")
+    array = as_rows(X)
+    check_values(array)
+    encoded = encode_one(y, len(array), name="y", of="X")
     present = has_label(encoded)
+    rows = np.asarray(array, dtype=np.float64)[present]
     if isinstance(encoded, Columns):
-        if not present.any():
+        if not len(rows):
             raise NotEnoughDataError("no row has a value of y")
-        return _fit_scaled(
-            rows[present], columns, scale,
-            lambda scaled: ridge_path(scaled, encoded.values[present], (alpha,)),
-        )[0]  # fmt: skip
-    task = observed(encoded)
-    check_classes("task y", task)
-    return _fit_scaled(
-        rows[present], columns, scale,
-        lambda scaled: logistic_path(scaled, task.codes[present], task.classes, (alpha,)),
-    )[0]  # fmt: skip
-
-
-def select_head(
-    X: object,
-    y: object,
-    X_validation: object,
-    y_validation: object,
-    *,
-    groups: object,
-    alphas: Sequence[float] = ALPHAS,
-) -> Head:
-    """Fit a head at every alpha; return the head with the best worst-group validation accuracy.
-
-    Ties are resolved by the higher accuracy, then by the larger alpha.
-
-    Parameters
-    ----------
-    X, y : rows (n, d) and their classes
-        Training rows.
-    X_validation, y_validation : rows (m, d) and their classes
-        Validation rows; rows without a label are left out.
-    groups : column, or tuple, mapping or frame of columns, of m entries
-        Groups of the validation rows; the groups of several columns are their combinations.
-    alphas : sequence of float
-        Candidate penalties.
-
-    Returns
-    -------
-    Head
-        The selected head; ``validation`` holds (alpha, worst-group accuracy, accuracy) of all
-        candidates.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from splince_fast.evaluation import select_head
-    >>> rng = np.random.default_rng(0)
-    >>> y = rng.integers(0, 2, 300)
-    >>> X = rng.normal(size=(300, 3)) + y[:, None]
-    >>> head = select_head(X[:200], y[:200], X[200:], y[200:], groups=y[200:])
-    >>> len(head.validation)
-    5
-    """
-    alphas = check_alphas(alphas)
-    check_index(X, y, "y")
-    check_index(X_validation, y_validation, "y_validation")
-    check_index(X_validation, groups, "groups")
-    rows, columns = _checked_rows(X, "X")
-    validation, names = _checked_rows(X_validation, "X_validation", width=rows.shape[1], of="X")
-    check_feature_names(names, columns, "X_validation")
-    task = class_codes(y, "y", len(rows))
-    n, of = len(validation), "X_validation"
-    codes, y_true = common_codes(task, class_codes(y_validation, "y_validation", n, of=of))
-    cells = cells_of_groups(groups, n, of).codes
-    labelled, present = y_true >= 0, codes >= 0
-    if not labelled.any():
-        raise NotEnoughDataError("no validation row has a label, so alpha cannot be selected")
-    check_classes("task y", task)
-    path = _fit_scaled(
-        rows[present], columns, True,
-        lambda scaled: logistic_path(scaled, codes[present], task.classes, alphas),
-    )  # fmt: skip
-    validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
-    predictions = (decide(validation @ head.coef_.T + head.intercept_) for head in path)
-    scored = [score(y_true, y_pred, cells) for y_pred in predictions]
-    table = tuple((alpha, *pair) for alpha, pair in zip(alphas, scored, strict=True))
-    return replace(path[select_best(scored, alphas, "worst_group")], validation=table)
+    else:
+        encoded = observed(encoded)
+        check_classes("task y", encoded)
+    centre, unit = np.zeros(rows.shape[1]), 1.0
+    if scale:
+        centre = rows.mean(axis=0)
+        unit = math.sqrt(float(np.mean((rows - centre) ** 2)))
+        if unit == 0.0:
+            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
+    scaled = (rows - centre) / unit
+    if isinstance(encoded, Columns):
+        (head,) = ridge_path(scaled, encoded.values[present], (alpha,))
+    else:
+        (head,) = logistic_path(scaled, encoded.codes[present], encoded.classes, (alpha,))
+    coef = head.coef_ / unit
+    intercept = head.intercept_ - coef @ centre
+    columns = feature_names(X, rows.shape[1])
+    return replace(head, coef_=coef, intercept_=intercept, feature_names=columns)
 
 
 def logistic_path(
@@ -239,36 +178,6 @@ def logistic_path(
                 "minimiser; use an alpha above 0, or more rows than features"
             )
     return path
-
-
-def _fit_scaled(
-    rows: Float,
-    columns: tuple[str, ...] | None,
-    scale: bool,
-    fit: Callable[[Float], list[Head]],
-) -> list[Head]:
-    """Fit heads to centred rows of unit mean variance if `scale`; return heads of the rows."""
-    centre, unit = np.zeros(rows.shape[1]), 1.0
-    if scale:
-        centre = rows.mean(axis=0)
-        unit = math.sqrt(float(np.mean((rows - centre) ** 2)))
-        if unit == 0.0:
-            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
-    path = []
-    for head in fit((rows - centre) / unit):
-        coef = head.coef_ / unit
-        intercept = head.intercept_ - coef @ centre
-        path.append(replace(head, coef_=coef, intercept_=intercept, feature_names=columns))
-    return path
-
-
-def _checked_rows(
-    X: object, name: str, *, width: int | None = None, of: str = ""
-) -> tuple[Float, tuple[str, ...] | None]:
-    """Return finite float64 rows, of the `width` of the rows `of`, and names of their columns."""
-    rows = as_rows(X, width=width, name=name, earlier=of)
-    check_values(rows, name)
-    return np.asarray(rows, dtype=np.float64), feature_names(X, rows.shape[1])
 
 
 def decide(scores: Float) -> Codes:

@@ -23,7 +23,6 @@ _TEMPLATE = "report.html.jinja"
 _CAPTIONS = {
     "association": "Test rows are decorrelated. Training rows differ between levels; where groups "
     "are kept together, test rows differ, too: compare erasers at the same p.",
-    "groups": "The cells of task and concept; n is their number of test rows per seed.",
     "trade-off": "The best eraser has a probe at chance level (dashed line) and a good task score.",
 }
 

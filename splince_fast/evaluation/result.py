@@ -46,17 +46,16 @@ class Comparison(Measurements):
 
         The outcome is "decided" if one eraser is significantly better than every other eraser and
         than unerased rows, "no gain" if the 95 % interval of the best eraser's gain over unerased
-        rows lies below .01, and otherwise "not decided". If it is not decided, the eraser of the
-        best mean is recommended "for now", with the number of seeds or rows that would decide it.
-        Erasers are equal if the interval of their difference lies within .01; among those equal to
-        the best one, the one that changes the rows least is recommended. Erasers that leave more
-        than 1 % of the covariance with the concept are not considered.
+        rows lies below .01, and otherwise "not decided": the eraser of the best mean is recommended
+        "for now". Erasers are equal if the interval of their difference lies within .01; of equal
+        ones, the one that changes the rows least is recommended. Erasers that leave more than 1 %
+        of the covariance with the concept are not considered.
 
         Parameters
         ----------
         metric : str, optional
-            One of :attr:`metrics`. The default is the first metric of the summary, such as
-            "worst_group", but "accuracy" if the worst group has fewer than 20 test rows at a seed.
+            One of :attr:`metrics`; by default the first one of the summary, such as "worst_group",
+            but "accuracy" if the worst group has fewer than 20 test rows at a seed.
         head, p
             As for :meth:`values`.
 
@@ -73,10 +72,8 @@ class Comparison(Measurements):
 
         Parameters
         ----------
-        metric : str
-            One of :attr:`metrics`.
-        head : str, optional
-            Name of a head, for metrics of heads; the default is the first head.
+        metric, head
+            As for :meth:`values`.
 
         Returns
         -------
@@ -114,9 +111,8 @@ class Comparison(Measurements):
 
         Parameters
         ----------
-        kind : {"association", "groups", "trade-off"}
-            A metric by association level; the accuracy in each cell; or the task score against the
-            score of a probe for the concept.
+        kind : {"association", "trade-off"}
+            A metric by association level, or the task score against the score of a probe.
         **options
             ``metric``, ``head`` and ``p``, for the kinds that have these options.
 
@@ -128,17 +124,12 @@ class Comparison(Measurements):
         return figures.draw(self, kind, **options)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write a report: one self-contained HTML file with tables and figures.
+        """Write a self-contained HTML report with tables and figures, and return its path.
 
         Parameters
         ----------
         path : path
             Path of the file, in an existing folder. After an error the file is unchanged.
-
-        Returns
-        -------
-        Path
-            Path of the file.
         """
         write_text(path, report_html.render(self))
         return as_path(path)
@@ -154,15 +145,8 @@ class Comparison(Measurements):
         Returns
         -------
         frame
-            One row per value of a metric, and one per failure. The column "head" is "" for metrics
-            of the eraser itself. It is "alphas" for the head "retrained" at each of the alphas.
-
-        Raises
-        ------
-        InputError
-            The backend is unknown.
-        MissingExtraError
-            The library is not installed.
+            One row per value of a metric, and one per failure. "head" is "" for metrics of the
+            eraser itself, and "alphas" for the head "retrained" at each alpha.
         """
         import narwhals
 
@@ -206,11 +190,6 @@ class Comparison(Measurements):
         ----------
         path : path
             Path of the file.
-
-        Returns
-        -------
-        Comparison
-            The saved comparison.
 
         Raises
         ------

@@ -68,50 +68,41 @@ def compare(
 ) -> Comparison:
     """Compare erasers on one data set: leakage, task accuracy and distortion, with intervals.
 
-    For every seed and level of association, the rows are split into training, validation and test
-    rows. Every eraser is fitted to the same moments of the training rows. Heads are fitted on
-    erased training rows and scored on erased test rows. Probes, which predict the concept, are
-    trained and scored by cross-validation within erased test rows. The values do not depend on
-    `n_jobs`, on the order of the jobs, or on interruptions.
+    For every seed and association level, the rows are split. Erasers and heads are fitted to the
+    training rows, and heads are scored on erased test rows; probes, which predict the concept, are
+    scored by cross-validation within erased test rows. The values do not depend on `n_jobs`, on the
+    order of the jobs, or on interruptions.
 
     Parameters
     ----------
     X : array-like of shape (n, d), or path
         Embeddings: an array, memory map, torch tensor, frame, .npy file, .parquet file with the
-        column "embedding", or a source. Memory maps and files are read in blocks. A job copies the
-        rows of its split to float64 and holds one erased copy beside them.
+        column "embedding", or a source. Memory maps and files are read in blocks.
     task, concept : column of shape (n,)
         Labels of any kind: classes, or a quantity if they are floats. Several concepts, passed as a
-        mapping, frame or tuple of columns, are erased jointly. With `association`, task and
-        concepts must be classes.
+        mapping, frame or tuple of columns, are erased jointly.
     groups : column of shape (n,), optional
-        Groups, such as persons or documents. All rows of a group are in the same part of a split
-        and in the same cross-validation fold. If `test` divides a group, InputError is raised.
+        Groups, such as persons. All rows of a group are in one part of a split and in one fold.
     erasers : sequence or mapping
-        Names, functions or transformers. The keys of a mapping replace the names in the result. The
-        names are "none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "random" (a random subspace
-        of the dimension of the concepts), "INLP", "RLACE", "oracle" and "quadratic".
+        Names ("none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "INLP", "RLACE", "oracle",
+        "quadratic", and "random", a random subspace of the dimension of the concepts), functions or
+        transformers. The keys of a mapping replace the names in the result.
 
         A function takes the training rows and a dictionary of their labels: "task" ("kept task" if
-        a concept is named "task") and "concept", or the names of several concepts. It returns a map
-        of rows, linear or not: a function of rows (m, d) that returns the erased rows (m, d), or a
-        :class:`Projection`, or a :class:`ConditionalEraser`, which receives labels, too.
+        a concept is named "task") and "concept", or the names of several concepts. It returns a
+        function of rows (m, d) that returns the erased rows, or a :class:`Projection`, or a
+        :class:`ConditionalEraser`.
 
-        A transformer of scikit-learn is fitted to the centred and scaled training rows by
-        ``fit(X, task)``, or ``fit(X, task, concept=...)`` if ``fit`` has that parameter, and
-        applied by ``transform``. The concept is a column of class codes; several concepts are their
-        joint classes, or a mapping of columns if some are quantities.
+        A transformer is fitted to centred and scaled rows by ``fit(X, task, concept=...)``, without
+        `concept` if it has no such parameter. The concept is a column of codes of (joint) classes,
+        or a mapping of columns if some concepts are quantities.
 
-        "quadratic" is :func:`splince_fast.quadratic` without shrinkage, and needs one concept of
-        classes; "oracle" is :func:`splince_fast.oracle`. Both keep the task and use the concept
-        label of every training, validation and test row; a note in the result says that their
-        values hold only for rows with a label of the concept.
+        "oracle", "quadratic" and a conditional eraser use the concept labels of all rows.
     heads : sequence or mapping
         "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
-        rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers, which are
-        fitted on erased rows. The keys of a mapping replace the names in the result.
+        rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers.
     association : float or sequence of float, optional
-        Levels p of :func:`spurious_split`; None is the natural split.
+        Levels p of :func:`spurious_split`, for classes; None is the natural split.
     aligned_class, sizes
         As for :func:`spurious_split`; the default sizes are the largest that are feasible at all
         levels.
@@ -120,26 +111,20 @@ def compare(
     alphas : sequence of float
         Candidate penalties of the head "retrained". The result has its metrics at every alpha.
     select : {"worst_group", "accuracy"}
-        Validation score by which alpha is selected for every eraser. For a task that is a quantity,
-        alpha is always selected by the mean squared error.
+        Validation score that selects alpha; for a quantity it is the mean squared error.
     leakage : sequence or mapping
-        Probes for the concept on erased test rows: "linear", or classifiers of scikit-learn, whose
-        metrics are named after them, such as "MLPClassifier_accuracy". For a quantity only "linear"
-        is computed.
+        Probes for the concept: "linear", or classifiers, whose metrics are named after them, such
+        as "MLPClassifier_accuracy". A quantity has only "linear".
     metrics : mapping of str to function or Metric, optional
-        Custom metrics: functions of (y_true, y_pred). To mark the best eraser by a metric, pass a
-        :class:`Metric` with a direction instead of a plain function.
+        Custom metrics: functions of (y_true, y_pred), or with a direction :class:`Metric`.
     test : column of shape (n,), optional
-        A fixed split instead of resampling: a mask of test rows, or a column of the names "train",
-        "validation" and "test". A fixed split requires ``n_seeds=1``, and its intervals are
-        bootstrap intervals.
+        A fixed split, with ``n_seeds=1`` and bootstrap intervals: a mask of test rows, or a column
+        of the names "train", "validation" and "test".
     n_jobs : int, optional
-        Number of processes, each with one BLAS thread; -1 means one process per processor. The
-        default is 1.
+        Number of processes, each with one BLAS thread; -1 means one per processor, None one.
     run : path, optional
-        Folder of finished records, with which an interrupted run is continued. The folder of a run
-        on other data is refused. A record is computed again if its settings have changed, and in
-        every run if it depends on a function or an object of the caller.
+        Folder of finished records, with which an interrupted run is continued. A record that
+        depends on a function or an object of the caller is computed in every run.
     progress : bool, optional
         Show a progress bar on stderr; by default in a terminal or notebook, after two seconds.
 
@@ -157,8 +142,7 @@ def compare(
     Warns
     -----
     SplinceWarning
-        Some test rows are equal to training rows; rows lack labels; a probe cannot be computed for
-        a quantity.
+        Test rows equal training rows; rows lack labels; a quantity lacks a probe.
 
     Examples
     --------

@@ -188,24 +188,6 @@ def paired_difference(
     )  # fmt: skip
 
 
-def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float, float]:
-    """95 % interval in [0, 1] of the accuracy in a cell, over J splits that share rows.
-
-    The union of the interval of :func:`corrected_t` and Wilson's interval for
-    min(J n, n / (1/J + ratio)) rows, n the test rows of the cell per seed: a row may be a test row
-    at several seeds. For fewer than three seeds, Wilson's interval for n rows.
-    """
-    mean = math.fsum(rates) / len(rates)
-    if len(rates) < MIN_SEEDS:
-        return wilson_interval(round(mean * n), round(n))
-    effective = round(min(len(rates) * n, n / (1 / len(rates) + ratio)))
-    low, high = wilson_interval(round(mean * effective), effective)
-    test = corrected_t(rates, ratio)
-    if not math.isnan(test.low):
-        low, high = min(low, max(0.0, test.low)), max(high, min(1.0, test.high))
-    return low, high
-
-
 def bootstrap_values(statistic: Statistic, n: int, clusters: Rows | None = None) -> Float:
     """Values of a statistic on `N_DRAWS` draws of all rows, or of whole clusters; () for one unit.
 

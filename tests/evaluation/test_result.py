@@ -109,7 +109,7 @@ def test_saved_and_loaded_it_is_the_same(result: Comparison, tmp_path: Path) -> 
         Comparison.load(path)
 
 
-@pytest.mark.parametrize("kind", ["association", "groups", "trade-off"])
+@pytest.mark.parametrize("kind", ["association", "trade-off"])
 def test_every_figure_is_drawn_from_the_result(result: Comparison, kind: str) -> None:
     pytest.importorskip("matplotlib")
     axes = result.plot(kind).axes[0]
@@ -120,12 +120,10 @@ def test_every_figure_is_drawn_from_the_result(result: Comparison, kind: str) ->
         for eraser in result.context.erasers:
             expected = [result.mean("worst_group", eraser=eraser, p=p) for p in (0.5, 0.9)]
             assert list(lines[eraser]) == pytest.approx(expected)
-    if kind == "groups":
-        assert any("n = " in label.get_text() for label in axes.get_yticklabels())
 
 
 def test_unknown_names_list_what_there_is(result: Comparison) -> None:
-    with pytest.raises(InputError, match="association, groups, trade-off"):
+    with pytest.raises(InputError, match="association, trade-off"):
         result.plot("pie")
     with pytest.raises(InputError, match="accuracy"):
         result.mean("precision", eraser="SAL")
@@ -176,7 +174,7 @@ def test_the_report_stands_alone(result: Comparison, tmp_path: Path) -> None:
     assert reader.outside == []
     assert len(set(reader.ids)) == len(reader.ids)
     assert not re.search(r"(https?:)?//\w+\.", page)
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 2
     folded = page.index("<details")
     assert page.index("<p>") < folded < page.index("<svg")
     assert page[:folded].count("<p>") == 3

@@ -183,19 +183,3 @@ def test_p_of_the_bootstrap_is_twice_the_rarer_side() -> None:
         assert st.bootstrap_interval(draws)[2] == 2 * 31 / 1001
     for value, p in ((0.0, 1.0), (1.0, 2 / 301)):  # draws without variation
         assert st.bootstrap_interval(np.full(300, value)) == (value, value, pytest.approx(p))
-
-
-def test_the_interval_of_a_cell_does_not_count_shared_rows_twice() -> None:
-    rates = [0.80, 0.84, 0.76, 0.82, 0.78]
-    low, high = st.cell_interval(rates, 400, 1 / 3)
-    _, _, least, most = st.corrected_t(rates, 1 / 3)
-    effective = 400 / (1 / 5 + 1 / 3)
-    assert effective == pytest.approx(750)
-    below, above = st.wilson_interval(600, 750)
-    assert (low, high) == pytest.approx((min(least, below), max(most, above)))
-    pooled = st.wilson_interval(1600, 2000)
-    assert high - low > 2 * (pooled[1] - pooled[0])
-    same = st.cell_interval([1.0] * 5, 400, 1 / 3)
-    assert same == pytest.approx(st.wilson_interval(750, 750))
-    assert st.cell_interval([0.75], 40, 1 / 3) == st.wilson_interval(30, 40)
-    assert st.cell_interval([0.7, 0.8], 40, 1 / 3) == pytest.approx(st.wilson_interval(30, 40))

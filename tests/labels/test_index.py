@@ -58,7 +58,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "leakage": lambda z: leakage(X, z, probes=("linear",)),
     "compare": lambda z: ev.compare(X, task=rng.permutation(100) % 2, concept=z, **BRIEF),
     "compare, concepts": lambda z: ev.compare(X, task=TASK, concept=(TASK[::-1], z), **BRIEF),
-    "select_head": lambda z: ev.select_head(X, z, X, z, groups=z),
     "RLACE": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=z),
     "RLACE, mapping": lambda z: baselines.RLACE(max_steps=1).fit(X, concept={"z": z}),
     "task of INLP": lambda z: baselines.INLP(by_task=True, random_state=0).fit(
