@@ -14,7 +14,6 @@ _FLAGS = {
 # Advice that applies to Python alone, and its replacement.
 _PYTHON = (
     (r", e\.g\. (\w+) = \1\[np\.isfinite\(\1\)\.all\(axis=1\)\]", ""),
-    (r", or on_shortage='shrink' to [^.;]*", ""),
     (r",? or a function of moments\b", ""),
     (r"; Moments, estimators and sf\.erase take kinds=", ""),
     (r"(must be )None(?:,| or) ", r"\1"),

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from splince_fast._runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from splince_fast.evaluation.heads import fit_head, select_head
+    from splince_fast.evaluation.heads import fit_head
     from splince_fast.evaluation.metrics import (
         Metric,
-        class_accuracy,
-        covariance_ratio,
         group_accuracy,
         tpr_gap,
         worst_group_accuracy,
@@ -27,13 +25,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Metric",
-    "class_accuracy",
     "compare",
-    "covariance_ratio",
     "fit_head",
     "group_accuracy",
     "leakage",
-    "select_head",
     "spurious_split",
     "tpr_gap",
     "worst_group_accuracy",
@@ -45,13 +40,10 @@ if not TYPE_CHECKING:
         {
             "group_accuracy": "metrics",
             "worst_group_accuracy": "metrics",
-            "class_accuracy": "metrics",
             "tpr_gap": "metrics",
-            "covariance_ratio": "metrics",
             "leakage": "probes",
             "spurious_split": "splits",
             "fit_head": "heads",
-            "select_head": "heads",
             "compare": "run",
             "Comparison": "result",
             "Metric": "metrics",

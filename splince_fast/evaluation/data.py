@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast import sources
-from splince_fast._runtime.rows import as_rows, check_values
+from splince_fast._runtime.rows import as_rows
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, encode_one
 from splince_fast.labels.encoded import observed
@@ -35,7 +35,6 @@ def read_rows(X: object) -> Matrix:
     """Read (n, d) rows from an array, frame, tensor, source, .npy file or .parquet file."""
     array = X
     while isinstance(array, np.ndarray):
-        # Worker processes would map the file of a copy-on-write map, without the changes.
         # Worker processes would map the file of a copy-on-write map, without the changes.
         if isinstance(array, np.memmap) and array.mode == "c":
             return as_rows(np.array(X))
@@ -66,16 +65,6 @@ def read_rows(X: object) -> Matrix:
             raise InputError(f"{X.name} has no rows")
         return np.concatenate(arrays)
     return as_rows(X)
-
-
-def check_finite(X: Matrix) -> None:
-    """Raise NonFiniteError if the rows contain NaN or infinity."""
-    for block in blocks(X):
-        try:
-            check_values(block, "X")
-        except InputError:
-            check_values(X, "X")  # its message has row numbers of X, not of the block
-            raise
 
 
 def blocks(X: Matrix) -> Iterator[Matrix]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scipy.special import stdtrit
 
 from splince_fast.evaluation import statistics
-from splince_fast.evaluation.measurements import Differences, Measurements, has_few_rows
+from splince_fast.evaluation.measurements import Measurements, has_few_rows
 from splince_fast.evaluation.metrics import concept_key, headline
-from splince_fast.evaluation.statistics import MIN_SEEDS, Difference
+from splince_fast.evaluation.statistics import MIN_SEEDS
 from splince_fast.evaluation.text_table import joined, number, signed
 from splince_fast.methods.table import METHODS, key_of
 
@@ -44,12 +45,14 @@ def decide(
     """Choose one of the compared erasers, as documented in :meth:`Comparison.decision`."""
     if not result.metrics:
         return Decision(NOT_DECIDED, None, "", "", "Not decided: no eraser has a value.")
-    metric = _default_metric(result, head, p) if metric is None else metric
+    if metric is None:
+        few = any(has_few_rows(result, e, head, p) for e in result.context.erasers)
+        metric = "accuracy" if few else headline(result.metrics)
     head = result.head_of(metric, head)
     verdict = result.verdict(metric, head=head or None, p=p)
     unerased = result.context.eraser_as("none")
     names = [name for name in verdict.order if name != unerased]
-    partial = [name for name in names if is_partial(result, name, p)]
+    partial = [e for e in names if _mean(result, "residual", e, p=p) > MAX_RESIDUAL]
     erasers = [name for name in names if name not in partial]
     remains = "more than 1 % of the covariance with the concept remains after "
     if not erasers:
@@ -65,45 +68,11 @@ def decide(
     return Decision(outcome, eraser, metric, head, choice.sentence(), tuple(reasons))
 
 
-def _default_metric(result: Measurements, head: str | None, p: float | None) -> str:
-    """Return the headline metric, but "accuracy" if a worst group has few rows."""
-    metric = headline(result.metrics)
-    if metric != "worst_group" or "accuracy" not in result.metrics:
-        return metric
-    few = any(has_few_rows(result, eraser, head, p) for eraser in result.context.erasers)
-    return "accuracy" if few else metric
-
-
-def _role(result: Measurements, eraser: str) -> str:
-    return result.context.eraser_roles[result.context.erasers.index(eraser)]
-
-
-def is_partial(result: Measurements, eraser: str, p: float | None) -> bool:
-    """Whether an eraser leaves more than 1 % of the covariance with a concept, at level `p`.
-
-    INLP and R-LACE do not aim at the covariance, but remove directions that a probe finds. They
-    count as complete if they remove at least one direction.
-    """
-    if "residual" not in result.metrics:
-        return False
-    searches = _role(result, eraser) in ("INLP", "RLACE")
-    if searches and result.mean("rank", eraser=eraser, p=p):
-        return False
-    return result.mean("residual", eraser=eraser, p=p) > MAX_RESIDUAL
-
-
-def _distortion(result: Measurements, eraser: str, p: float | None = None) -> float:
-    """Return the mean change of the rows by an eraser; NaN if it was not measured."""
-    if "distortion" not in result.metrics:
+def _mean(result: Measurements, metric: str, eraser: str | None, **where: Any) -> float:
+    """Return a mean over seeds; NaN if it was not measured."""
+    if eraser is None or metric not in result.metrics:
         return math.nan
-    return result.mean("distortion", eraser=eraser, p=p)
-
-
-def needs_labels(result: Measurements, eraser: str) -> bool:
-    """Whether an eraser of the library needs the labels of the rows that it is applied to."""
-    role = _role(result, eraser)
-    key = key_of(role)
-    return role == "quadratic" if key is None else METHODS[key].needs_labels
+    return result.mean(metric, eraser=eraser, **where)
 
 
 class _Choice:
@@ -119,122 +88,95 @@ class _Choice:
         erasers: Sequence[str],
     ) -> None:  # fmt: skip
         entry = result.metric(metric)
-        self.result, self.metric, self.head, self.p = result, metric, head, p
-        self.erasers, self.best, self.label = erasers, erasers[0], entry.label
+        where: dict[str, Any] = {"head": head or None, "p": p}
+        self.result, self.p, self.erasers, self.best = result, p, erasers, erasers[0]
+        self.label, self.head = entry.label, head
         self.sign = -1.0 if entry.lower_is_better else 1.0
-        self.min_gain = MIN_GAIN * (1.0 if entry.bounded else abs(self._mean(self.best)))
-        tests = self._differences(self.best)
-        self.tests = {t.method: t for t in tests if t.method in {*erasers, unerased} and t.n}
+        self.mean = {e: _mean(result, metric, e, **where) for e in (*erasers, unerased) if e}
+        self.change = {e: _mean(result, "distortion", e, p=p) for e in erasers}
+        self.min_gain = MIN_GAIN * (1.0 if entry.bounded else abs(self.mean[self.best]))
+        tests = result.differences(metric, reference=self.best, **where)
+        self.tests = {t.method: t for t in tests if t.method in self.mean and t.n}
         # A difference that none of m rows shows may be 3 / m (rule of three, 95 %).
         self.unseen = 3 / tests.rows if tests.rows else 0.0
         self.unerased = unerased if unerased in self.tests else None
         rivals = [e for e in erasers[1:] if not self._is_worse(e)]
-        self.equal = [self.best, *(e for e in rivals if self._is_equal(self.tests.get(e)))]
-        tied = [e for e in rivals if self._mean(e) == self._mean(self.best)]
-        self.eraser = self._least_change(self.equal if len(self.equal) > 1 else [self.best, *tied])
+        self.equal = [self.best, *filter(self._is_equal, rivals)]
+        tied = [e for e in rivals if self.mean[e] == self.mean[self.best]]
+        self.eraser = min(
+            self.equal if len(self.equal) > 1 else [self.best, *tied],
+            key=lambda e: (math.isnan(self.change[e]), self.change[e]),
+        )
         self.tested = not self.tests or any(not math.isnan(t.p) for t in self.tests.values())
-        no_gain = self.tested and self._max_gain() < self.min_gain
         # Comparisons that are not decided: other erasers, then unerased rows with the chosen one.
         self.open = [e for e in rivals if e not in self.equal]
+        max_gain = math.inf
         if self.unerased is not None:
-            own = {test.method: test for test in self._differences(self.eraser)}
-            self.tests[self.unerased] = own[self.unerased]
+            test = self.tests[self.unerased]
+            max_gain = max(-self.sign * test.low, -self.sign * test.high)
+            own = result.differences(metric, reference=self.eraser, **where)
+            self.tests |= {t.method: t for t in own if t.method == self.unerased}
             self.open += [self.unerased] * (not self._is_worse(self.unerased))
-        if no_gain:
+        if self.tested and max_gain < self.min_gain:
             self.outcome = NO_GAIN
-        elif self.tested and not rivals and not self.open:
-            self.outcome = DECIDED
         else:
-            self.outcome = NOT_DECIDED
-
-    def _mean(self, eraser: str) -> float:
-        return self.result.mean(self.metric, eraser=eraser, head=self.head or None, p=self.p)
-
-    def _differences(self, eraser: str) -> Differences:
-        return self.result.differences(
-            self.metric, reference=eraser, head=self.head or None, p=self.p
-        )
+            is_decided = self.tested and not rivals and not self.open
+            self.outcome = DECIDED if is_decided else NOT_DECIDED
 
     def _is_worse(self, eraser: str) -> bool:
         """Whether an eraser (or "none") is significantly worse than the one of its test."""
         test = self.tests.get(eraser)
         return test is not None and test.significant and self.sign * test.difference < 0
 
-    def _is_equal(self, test: Difference | None) -> bool:
+    def _is_equal(self, eraser: str) -> bool:
         """Whether the interval of a difference lies within `min_gain`; False without interval."""
+        test = self.tests.get(eraser)
         return test is not None and max(-test.low, test.high, self.unseen) <= self.min_gain
-
-    def _max_gain(self) -> float:
-        """Return the upper limit of the gain over unerased rows; infinite without a test."""
-        test = self.tests.get(self.unerased or "")
-        if test is None or math.isnan(test.p):
-            return math.inf
-        return max(-self.sign * test.low, -self.sign * test.high)
-
-    def _least_change(self, erasers: list[str]) -> str:
-        changes = {e: _distortion(self.result, e, self.p) for e in erasers}
-        measured = [e for e in erasers if not math.isnan(changes[e])]
-        return min(measured, key=changes.__getitem__) if measured else erasers[0]
-
-    # -- sentences -----------------------------------------------------------------------------
 
     def sentence(self) -> str:
         """Return what to do, with the reason."""
-        value = number(self._mean(self.eraser))
+        mean = {e: number(value) for e, value in self.mean.items()}
         tie = self.equal if len(self.equal) > 1 else [self.eraser]
         rivals = [e for e in [self.best, *self.open] if e not in (*tie, self.unerased)]
+        context = self.result.context
+        role = dict(zip(context.erasers, context.eraser_roles, strict=True))[self.eraser]
+        key = key_of(role)
+        needs_labels = role == "quadratic" if key is None else METHODS[key].needs_labels
+        chosen = self.eraser + " (it needs every row's label)" * needs_labels
         if self.outcome == NO_GAIN:
-            now = " for now" * bool(rivals)
             return (
-                f"Erasing does not improve the {self.label}: {value} after {self.eraser}, "
-                f"{number(self._mean(str(self.unerased)))} on unerased rows; if the concept must "
-                f"be erased, use {self.eraser}{self._labels_text()}{now}."
+                f"Erasing does not improve the {self.label}: {mean[self.eraser]} after "
+                f"{self.eraser}, {mean[str(self.unerased)]} on unerased rows; if the concept must "
+                f"be erased, use {chosen}{' for now' * bool(rivals)}."
             )
-        use = f"Use {self.eraser}{self._labels_text()}"
         if self.outcome == DECIDED:
-            others = [f"{number(self._mean(e))} after {e}" for e in self.erasers[1:2]]
-            others += [f"{number(self._mean(e))} on unerased rows" for e in [self.unerased] if e]
+            others = [f"{mean[e]} after {e}" for e in self.erasers[1:2]]
+            others += [f"{mean[e]} on unerased rows" for e in [self.unerased] if e]
             if not others:
-                return f"{use}: no other eraser was compared."
+                return f"Use {chosen}: no other eraser was compared."
             tests = "the difference is" if len(self.tests) == 1 else "each difference is"
-            against = joined(others)
-            return f"{use}: its {self.label} is {value}, against {against}; {tests} significant."
+            score = f"its {self.label} is {mean[self.eraser]}, against {joined(others)}"
+            return f"Use {chosen}: {score}; {tests} significant."
         if len(tie) > 1:
-            within = f"{number(self.min_gain).rstrip('0')} by {self.label}"
-            use += " for now" * bool(self.open)
-            text = f"{use}: {_named(tie)} are equal within {within}"
+            chosen += " for now" * bool(self.open)
+            within = number(self.min_gain).rstrip("0")
+            text = f"Use {chosen}: {_named(tie)} are equal within {within} by {self.label}"
         else:
-            text = f"{use} for now: best {self.label} so far ({value})"
-        text += self._unerased_text()
+            text = f"Use {chosen} for now: best {self.label} so far ({mean[self.eraser]})"
+        if self.unerased and self.sign * (self.mean[self.eraser] - self.mean[self.unerased]) < 0:
+            text += f", but not erasing is better ({mean[self.unerased]})"
+        elif self.unerased in self.open:
+            text += f", not significantly better than unerased rows ({mean[self.unerased]})"
         if not self.tested:
-            return f"{text}; {self._untested_text()}."
+            n = min(test.n for test in self.tests.values())
+            have = f"{n} {'has' if n == 1 else 'have'} values"
+            if n < MIN_SEEDS:
+                return f"{text}; a test needs {MIN_SEEDS} seeds, and {have}."
+            return f"{text}; differences that are equal at all seeds cannot be tested."
         if rivals:
             verb = "is" if len(rivals) == 1 else "are"
             text += f"; {_named(rivals)} {verb} not significantly worse"
-        needed = self._needed_text()
-        return f"{text}{'; ' * bool(needed)}{needed}."
-
-    def _labels_text(self) -> str:
-        if not needs_labels(self.result, self.eraser):
-            return ""
-        return " (it needs every row's label)"
-
-    def _untested_text(self) -> str:
-        n = min(test.n for test in self.tests.values())
-        if n < MIN_SEEDS:
-            return f"a test needs {MIN_SEEDS} seeds, and {n} {'has' if n == 1 else 'have'} values"
-        return "differences that are equal at all seeds cannot be tested"
-
-    def _unerased_text(self) -> str:
-        """Return a clause if unerased rows are better by the mean, or not significantly worse."""
-        if self.unerased is None:
-            return ""
-        mean, before = self._mean(self.eraser), self._mean(self.unerased)
-        if self.sign * (mean - before) < 0:
-            return f", but not erasing is better ({number(before)})"
-        if self.unerased not in self.open:
-            return ""
-        return f", not significantly better than unerased rows ({number(before)})"
+        return f"{'; '.join(filter(None, [text, self._needed_text()]))}."
 
     def _needed_text(self) -> str:
         """Return the number of seeds or rows that would decide all open comparisons.
@@ -243,6 +185,7 @@ class _Choice:
         below `min_gain` - |D|. In Holm's method the closest comparison is tested last, at 5 %.
         """
         seeds, rows, apart = 0, 0, True
+        context, ratio = self.result.context, self.result.test_ratio(self.p)
         for test in (self.tests[e] for e in self.open):
             half, size = max((test.high - test.low) / 2, self.unseen), abs(test.difference)
             if math.isnan(test.low):
@@ -250,20 +193,19 @@ class _Choice:
             target = max(size, self.min_gain - size)
             apart &= size >= self.min_gain - size
             factor = max(1.0, half / target) ** 2
-            if test.how.startswith("bootstrap"):
-                rows = max(rows, math.ceil(self.result.context.sizes[2] * factor))
+            if test.how == "bootstrap":
+                rows = max(rows, math.ceil(context.sizes[2] * factor))
                 continue
-            ratio = self.result.test_ratio(self.p)
             deviation = half / float(stdtrit(test.n - 1, 0.975)) / math.sqrt(1 / test.n + ratio)
             count = statistics.seeds_for(deviation, ratio, target)
             if count is None:
-                rows = max(rows, math.ceil(self.result.context.n * factor))
+                rows = max(rows, math.ceil(context.n * factor))
             else:
                 seeds = max(seeds, count - test.n, 1)
         would = "would tell them apart" if apart else "would show whether they are equal"
         if rows:
             digits = 10 ** max(0, len(str(rows)) - 2)
-            kind = "test rows" if self.result.context.test_labels else "rows"
+            kind = "test rows" if context.test_labels else "rows"
             return f"about {-(-rows // digits) * digits:,} {kind} {would}"
         return f"about {seeds} more seed{'s' * (seeds != 1)} {would}" if seeds else ""
 
@@ -276,13 +218,12 @@ class _Choice:
             other = "unerased rows" if test.method == self.unerased else test.method
             if not math.isnan(test.low):
                 texts.append(
-                    f"{test.reference} minus {other} ({setting}): {signed(-test.difference)}, 95 % "
-                    f"interval {signed(-test.high)} to {signed(-test.low)}, p = "
+                    f"{test.reference} minus {other} ({setting}): {signed(-test.difference)}, "
+                    f"95 % interval {signed(-test.high)} to {signed(-test.low)}, p = "
                     f"{number(test.p_holm)} after Holm's correction."
                 )
-        changes = {e: _distortion(self.result, e, self.p) for e in self.erasers}
-        if len(changes) > 1 and not any(map(math.isnan, changes.values())):
-            listed = joined([f"{100 * change:.3g} % after {e}" for e, change in changes.items()])
+        if len(self.change) > 1 and not any(map(math.isnan, self.change.values())):
+            listed = joined([f"{100 * c:.3g} % after {e}" for e, c in self.change.items()])
             texts.append(f"Change of the rows, of their variance: {listed}.")
         return texts
 
@@ -299,55 +240,41 @@ def summary(result: Measurements) -> tuple[Decision, str, str]:
     eraser = choice.eraser or next((e for e in result.context.erasers if e != unerased), None)
     if eraser is None:
         return choice, "Nothing was erased.", ""
-    head = choice.head or (result.context.heads[0] if result.context.heads else "")
-    return choice, _left(result, eraser, unerased), _cost(result, eraser, unerased, head)
+    head = choice.head or result.context.heads[0]
 
+    def percent(metric: str, name: str | None, of: str | None = None) -> str:
+        value = _mean(result, metric, name, head=of)
+        return "" if math.isnan(value) else f"{100 * max(0.0, value):.0f}"
 
-def _left(result: Measurements, eraser: str, unerased: str | None) -> str:
-    """Return the sentence on how well a linear probe guesses each concept after erasing."""
-    concepts, texts = result.context.concepts, []
+    concepts, left = result.context.concepts, []
     for name in concepts:
         accuracy, chance, r2 = (
             concept_key(f"probe_{kind}", name, concepts) for kind in ("accuracy", "chance", "r2")
         )
-        key = accuracy if accuracy in result.metrics else r2
-        after, before = (_percent(result, key, e) for e in (eraser, unerased))
         subject = "the concept" if name == "concept" else name
-        earlier = before and f", and {before} before erasing"
-        if after and key == accuracy:
-            texts.append(
-                f"{subject} can still be guessed linearly for {after} of 100 new rows; "
-                f"{_percent(result, chance, eraser)} is chance{earlier}"
-            )
-        elif after:
-            texts.append(
-                f"{after} % of the variance of {subject} can still be predicted linearly in new "
-                f"rows; 0 is chance{earlier}"
-            )
-    if not texts:
-        return f"What {eraser} leaves of {joined(concepts)} was not measured: no probe has a score."
-    return f"After {eraser}, {'; '.join(texts)}."
-
-
-def _cost(result: Measurements, eraser: str, unerased: str | None, head: str) -> str:
-    """Return the sentence on the score of the task and the change of the rows."""
-    parts = []
+        for metric, text, level in (
+            (accuracy, "{} can still be guessed linearly for {} of 100 new rows",
+             percent(chance, eraser)),
+            (r2, "{1} % of the variance of {0} can still be predicted linearly in new rows", "0"),
+        ):  # fmt: skip
+            if after := percent(metric, eraser):
+                before = percent(metric, unerased)
+                earlier = before and f", and {before} before erasing"
+                left.append(f"{text.format(subject, after)}; {level} is chance{earlier}")
+    cost = []
     for metric, text in (
         ("accuracy", "the task is predicted for {} of 100 new rows"),
         ("r2", "{} % of the variance of the task can be predicted in new rows"),
     ):
-        after, before = (_percent(result, metric, e, head) for e in (eraser, unerased))
-        if after:
-            parts.append(text.format(after) + (before and f", {before} without erasing"))
-    change = _distortion(result, eraser)
+        if after := percent(metric, eraser, head):
+            before = percent(metric, unerased, head)
+            cost.append(text.format(after) + (before and f", {before} without erasing"))
+    change = _mean(result, "distortion", eraser)
     if not math.isnan(change):
-        parts.append(f"{eraser} changes {100 * change:.3g} % of the variance of the rows")
-    return f"The cost: {'; '.join(parts)}." if parts else "The cost was not measured."
-
-
-def _percent(result: Measurements, metric: str, eraser: str | None, head: str | None = None) -> str:
-    """Return a mean in whole percent, at least 0; "" if there is no value."""
-    if eraser is None or metric not in result.metrics:
-        return ""
-    value = result.mean(metric, eraser=eraser, head=head)
-    return "" if math.isnan(value) else f"{100 * max(0.0, value):.0f}"
+        cost.append(f"{eraser} changes {100 * change:.3g} % of the variance of the rows")
+    missing = f"What {eraser} leaves of {joined(concepts)} was not measured: no probe has a score."
+    return (
+        choice,
+        f"After {eraser}, {'; '.join(left)}." if left else missing,
+        f"The cost: {'; '.join(cost)}." if cost else "The cost was not measured.",
+    )

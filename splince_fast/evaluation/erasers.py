@@ -12,12 +12,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast import baselines
 from splince_fast._runtime.rows import check_values
 from splince_fast.conditional import ConditionalEraser
 from splince_fast.exceptions import InputError
@@ -175,11 +175,8 @@ def fit_eraser(spec: Any, data: FitData) -> RowMap:
     if isinstance(eraser, Projection):
         return _affine(eraser, coordinates)
     if isinstance(eraser, ConditionalEraser):
-        return RowMap(
-            lambda rows, labels: eraser(rows, dict(labels), progress=False),
-            coordinates,
-            uses_labels=True,
-        )
+        erase = partial(eraser, progress=False)
+        return RowMap(lambda rows, labels: erase(rows, dict(labels)), coordinates, uses_labels=True)
     return RowMap(lambda rows, labels: eraser(rows), coordinates)
 
 
@@ -208,8 +205,13 @@ def _fit_transformer(spec: object, data: FitData) -> RowMap:
     # INLP and R-LACE stop by the validation rows, which a mask marks.
     if "validation" in accepted and len(validation.rows):
         arguments["validation"] = np.arange(len(rows) + len(validation.rows)) >= len(rows)
-        rows, task = _joined(rows, validation.rows), _joined(task, validation.task)
-        concept = _joined(concept, validation.concept)
+        rows = np.concatenate([rows, validation.rows])
+        task = np.concatenate([task, validation.task])
+        if isinstance(concept, dict):
+            held_out: Any = validation.concept
+            concept = {k: np.concatenate([v, held_out[k]]) for k, v in concept.items()}
+        else:
+            concept = np.concatenate([concept, validation.concept])
     if "concept" in accepted:
         arguments["concept"] = concept
     # Copies: estimators may overwrite their arguments, as do those of scikit-learn with
@@ -219,17 +221,6 @@ def _fit_transformer(spec: object, data: FitData) -> RowMap:
     if isinstance(projection, Projection):
         return _affine(projection, ScaledCoordinates(np.zeros(rows.shape[1]), 1.0))
     return RowMap(lambda rows, labels: model.transform(rows))
-
-
-def _joined(first: Any, second: Any) -> Any:
-    if isinstance(first, dict):
-        return {name: np.concatenate([first[name], second[name]]) for name in first}
-    return np.concatenate([first, second])
-
-
-def _fit_baseline(name: str, data: FitData) -> RowMap:
-    """Fit INLP or R-LACE with their default parameters."""
-    return _fit_transformer(getattr(import_module("splince_fast.baselines"), name)(), data)
 
 
 def _fit_method(key: str, data: FitData) -> object:
@@ -275,8 +266,8 @@ ERASERS: dict[str, Callable[[FitData], object]] = {
     **{method.label: partial(_fit_method, key) for key, method in METHODS.items()},
     "quadratic": _fit_quadratic,
     "random": _fit_random,
-    "INLP": partial(_fit_baseline, "INLP"),
-    "RLACE": partial(_fit_baseline, "RLACE"),
+    "INLP": lambda data: _fit_transformer(baselines.INLP(), data),
+    "RLACE": lambda data: _fit_transformer(baselines.RLACE(), data),
 }
 
 

@@ -11,7 +11,6 @@ from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast.evaluation.measurements import Measurements
 from splince_fast.evaluation.metrics import headline
-from splince_fast.evaluation.statistics import cell_interval
 from splince_fast.exceptions import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 _COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C8C00")
 _MARKERS = "osD^vPX*"
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-_MAX_CELLS = 10  # largest number of cells in the figure "groups"
 
 
 def draw(result: Measurements, kind: str, **options: object) -> Figure:
@@ -51,13 +49,10 @@ def escape_unwritable(text: str) -> str:
 
 def available(result: Measurements) -> list[str]:
     """Return the kinds of figures for which the comparison has data."""
-    has_head_values = any(r.head and r.values for r in result.records)
-    conditions = {
-        "trade-off": has_head_values and bool(_probe_scores(result)),
-        "association": has_head_values and len(result.context.levels) > 1,
-        "groups": any(r.cells and r.p == result.level() for r in result.records),
-    }
-    return [kind for kind, condition in conditions.items() if condition]
+    if not any(r.head and r.values for r in result.records):
+        return []
+    trade_off = ["trade-off"] if _probe_scores(result) else []
+    return trade_off + (["association"] if len(result.context.levels) > 1 else [])
 
 
 def _style(result: Measurements, eraser: str) -> dict[str, Any]:
@@ -102,55 +97,6 @@ def _association(
     n = len(result.context.seeds)
     title = f"mean and 95 % t interval over {n} resamplings" if n > 1 else "one split"
     _legend(axes, title, result.context.erasers)
-
-
-def _groups(
-    result: Measurements, axes: Axes, *, head: str | None = None, p: float | None = None
-) -> None:
-    """Plot the accuracy in each cell: mean over seeds, interval, and number of test rows.
-
-    The default head is the first head that has values.
-    """
-    p, heads, erasers = result.level(p), result.context.heads, result.context.erasers
-    records = [r for r in result.records if r.cells and r.p == p]
-    head = head or min((r.head for r in records), key=heads.index, default=heads[0])
-    rates: dict[tuple[int, str], list[float]] = {}  # accuracies over seeds, by (cell, eraser)
-    rows: dict[tuple[int, str], list[int]] = {}
-    for r in records:
-        for cell, n, n_correct in r.cells if r.head == head else ():
-            rates.setdefault((cell, r.eraser), []).append(n_correct / n)
-            rows.setdefault((cell, r.eraser), []).append(n)
-    if not rates:
-        raise InputError(
-            f"the head {head!r} has no cells: task or concept is a quantity, or the head failed"
-        )
-    mean = {key: sum(values) / len(values) for key, values in rates.items()}
-    mean_rows = {key: sum(values) / len(values) for key, values in rows.items()}
-    lowest = {c: min(m for (k, _), m in mean.items() if k == c) for c, _ in mean}
-    cells = sorted(sorted(lowest, key=lowest.__getitem__)[:_MAX_CELLS])
-    figure: Any = axes.figure
-    # Tick labels have two lines, and each eraser has a bar.
-    figure.set_figheight(max(4.0, 1.8 + max(0.5, 0.13 * len(erasers)) * len(cells)))
-    step = min(0.16, 0.8 / len(erasers))
-    train, _, test = result.context.sizes
-    for i, eraser in enumerate(erasers):
-        style, label = _style(result, eraser), eraser
-        for row, cell in enumerate(cells):
-            if (cell, eraser) not in rates:
-                continue
-            limits = cell_interval(rates[cell, eraser], mean_rows[cell, eraser], test / train)
-            y = row + (i - (len(erasers) - 1) / 2) * step
-            axes.plot(limits, [y, y], color=style["color"], linewidth=1)
-            axes.plot([mean[cell, eraser]], [y], linestyle="none", label=label, **style)
-            label = "_"  # one entry in the legend
-    most = [max(n for (c, _), n in mean_rows.items() if c == cell) for cell in cells]
-    names = [f"{result.context.cells[c]}\nn = {n:,.0f}" for c, n in zip(cells, most, strict=True)]
-    axes.set_yticks(range(len(names)), [*map(escape_unwritable, names)])
-    axes.invert_yaxis()
-    axes.set_xlabel("accuracy on test rows")
-    more = f" (the {_MAX_CELLS} worst of {len(lowest)})" if len(lowest) > _MAX_CELLS else ""
-    axes.set_title(f"accuracy per cell{more}, {head} head", loc="left")
-    _legend(axes, "bars: 95 %, corrected for rows that seeds share", erasers)
 
 
 def _probe_scores(result: Measurements) -> list[str]:
@@ -200,6 +146,5 @@ def _trade_off(
 
 KINDS: dict[str, Callable[..., None]] = {
     "association": _association,
-    "groups": _groups,
     "trade-off": _trade_off,
 }

@@ -1,11 +1,11 @@
 """Heads: logistic regression on embeddings (ridge regression for quantities), selection of alpha.
 
 A head for classes minimises the mean log-loss plus ``alpha / 2 |w|^2``, with an unpenalised
-intercept. ``LogisticRegression(C=1 / (alpha n))`` and ``SGDClassifier(alpha=alpha)`` have the same
-objective. A head for a quantity minimises half the mean squared error plus the same penalty.
-Features are centred and divided by one number, the root of the mean variance of the training
-features, so that alphas are comparable between erasers and between data sets. A separate scale for
-each feature would change the geometry of the features, on which the penalty and SAL depend.
+intercept, as ``LogisticRegression(C=1 / (alpha n))`` does. A head for a quantity minimises half the
+mean squared error plus the same penalty. Features are centred and divided by one number, the root
+of the mean variance of the training features, so that alphas are comparable between erasers and
+between data sets. A separate scale for each feature would change the geometry of the features, on
+which the penalty and SAL depend.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from splince_fast._runtime.rows import (
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import logistic
 from splince_fast.evaluation.data import (
-    cells_of_groups,
     check_classes,
-    class_codes,
-    common_codes,
     counts_per_code,
+    has_label,
 )
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
+from splince_fast.labels.encoded import observed
 from splince_fast.labels.positions import check_index
 
 Float = NDArray[np.float64]
@@ -60,38 +59,29 @@ class Head:
     alpha: float  # penalty on the weights of the scaled features
     converged: bool = True  # whether the solver reached its tolerance
     feature_names: tuple[str, ...] | None = None  # columns of the data frame of the fit
-    # (alpha, worst-group accuracy, accuracy) of every candidate, for a head of `select_head`
-    validation: tuple[tuple[float, float, float], ...] = ()
-
-    def unscaled(self, centre: Float, unit: float, columns: tuple[str, ...] | None) -> Head:
-        """Return the head of rows x for a head of the scaled rows (x - centre) / unit."""
-        coef = self.coef_ / unit
-        intercept = self.intercept_ - coef @ centre
-        return replace(self, coef_=coef, intercept_=intercept, feature_names=columns)
-
-    def decision_function(self, X: object) -> Float:
-        """Return the scores x^T coef + intercept of rows x: (n,) for C = 1, else (n, C)."""
-        rows = _checked_rows(X, "X", width=self.coef_.shape[1], of="the rows of the fit")
-        check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
-        scores = rows @ self.coef_.T + self.intercept_
-        return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
     def predict(self, X: object) -> Any:
         """Predict the class names of rows, or their values for a quantity."""
-        scores = self.decision_function(X)
-        if not self.classes_:
-            return scores
-        return names_array(self.classes_)[decide(scores.reshape(len(scores), -1))]
+        scores = self._scores(X)
+        if self.classes_:
+            return names_array(self.classes_)[decide(scores)]
+        return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def predict_proba(self, X: object) -> Float:
         """Return the class probabilities of rows, (n, number of classes)."""
         if not self.classes_:
             raise LabelError("the head predicts a quantity, which has no class probabilities")
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            p = scipy.special.expit(scores)
-            return np.stack([1 - p, p], axis=1)
+        scores = self._scores(X)
+        if scores.shape[1] == 1:
+            scores = np.hstack([np.zeros_like(scores), scores])
         return np.asarray(scipy.special.softmax(scores, axis=1))
+
+    def _scores(self, X: object) -> Float:
+        """Return the scores (n, C): x^T coef + intercept of rows x."""
+        rows = as_rows(X, width=self.coef_.shape[1], name="X", earlier="the rows of the fit")
+        check_values(rows, "X")
+        check_feature_names(feature_names(X, rows.shape[1]), self.feature_names)
+        return np.asarray(rows, dtype=np.float64) @ self.coef_.T + self.intercept_
 
 
 def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -> Head:
@@ -133,101 +123,32 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
     """
     check_alpha(alpha)
     check_index(X, y, "y")
-    rows = _checked_rows(X, "X")
-    columns = feature_names(X, rows.shape[1])
-    encoded = encode_one(y, len(rows), name="y", of="X")
+    array = as_rows(X)
+    check_values(array)
+    encoded = encode_one(y, len(array), name="y", of="X")
+    present = has_label(encoded)
+    rows = np.asarray(array, dtype=np.float64)[present]
     if isinstance(encoded, Columns):
-        present = slice(None) if encoded.present is None else encoded.present
-        rows, values = rows[present], encoded.values[present]
         if not len(rows):
             raise NotEnoughDataError("no row has a value of y")
-        centre, unit = _scaling(rows, scale)
-        return ridge_path((rows - centre) / unit, values, (alpha,))[0].unscaled(
-            centre, unit, columns
-        )
-    check_classes("task y", encoded)
-    labelled = encoded.codes >= 0
-    present_codes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
-    names = tuple(encoded.classes[i] for i in present_codes)
-    centre, unit = _scaling(rows[labelled], scale)
-    scaled = (rows[labelled] - centre) / unit
-    return logistic_path(scaled, codes, names, (alpha,))[0].unscaled(centre, unit, columns)
-
-
-def select_head(
-    X: object,
-    y: object,
-    X_validation: object,
-    y_validation: object,
-    *,
-    groups: object,
-    alphas: Sequence[float] = ALPHAS,
-    rule: str = "worst_group",
-) -> Head:
-    """Fit a head at every alpha; return the head with the best worst-group validation accuracy.
-
-    Ties are resolved by the higher accuracy, then by the larger alpha. If you compare erasers by
-    worst-group accuracy, use one `rule` for all erasers and for unerased rows.
-
-    Parameters
-    ----------
-    X, y : rows (n, d) and their classes
-        Training rows.
-    X_validation, y_validation : rows (m, d) and their classes
-        Validation rows; rows without a label are left out.
-    groups : column, or tuple, mapping or frame of columns, of m entries
-        Groups of the validation rows; the groups of several columns are their combinations.
-    alphas : sequence of float
-        Candidate penalties.
-    rule : {"worst_group", "accuracy"}
-        Validation score by which heads are compared first.
-
-    Returns
-    -------
-    Head
-        The selected head; ``validation`` holds (alpha, worst-group accuracy, accuracy) of all
-        candidates.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from splince_fast.evaluation import select_head
-    >>> rng = np.random.default_rng(0)
-    >>> y = rng.integers(0, 2, 300)
-    >>> X = rng.normal(size=(300, 3)) + y[:, None]
-    >>> head = select_head(X[:200], y[:200], X[200:], y[200:], groups=y[200:])
-    >>> len(head.validation)
-    5
-    """
-    alphas = check_alphas(alphas)
-    check_rule(rule)
-    check_index(X, y, "y")
-    check_index(X_validation, y_validation, "y_validation")
-    check_index(X_validation, groups, "groups")
-    rows = _checked_rows(X, "X")
-    validation = _checked_rows(X_validation, "X_validation", width=rows.shape[1], of="X")
+    else:
+        encoded = observed(encoded)
+        check_classes("task y", encoded)
+    centre, unit = np.zeros(rows.shape[1]), 1.0
+    if scale:
+        centre = rows.mean(axis=0)
+        unit = math.sqrt(float(np.mean((rows - centre) ** 2)))
+        if unit == 0.0:
+            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
+    scaled = (rows - centre) / unit
+    if isinstance(encoded, Columns):
+        (head,) = ridge_path(scaled, encoded.values[present], (alpha,))
+    else:
+        (head,) = logistic_path(scaled, encoded.codes[present], encoded.classes, (alpha,))
+    coef = head.coef_ / unit
+    intercept = head.intercept_ - coef @ centre
     columns = feature_names(X, rows.shape[1])
-    check_feature_names(feature_names(X_validation, rows.shape[1]), columns, "X_validation")
-    task = class_codes(y, "y", len(rows))
-    n, of = len(validation), "X_validation"
-    codes, y_true = common_codes(task, class_codes(y_validation, "y_validation", n, of=of))
-    cells = cells_of_groups(groups, n, of).codes
-    labelled = y_true >= 0
-    if not labelled.any():
-        raise NotEnoughDataError("no validation row has a label, so alpha cannot be selected")
-    validation, y_true, cells = validation[labelled], y_true[labelled], cells[labelled]
-    check_classes("task y", task)
-    labelled_train = codes >= 0
-    centre, unit = _scaling(rows[labelled_train], scale=True)
-    scaled = (rows[labelled_train] - centre) / unit
-    path = [
-        head.unscaled(centre, unit, columns)
-        for head in logistic_path(scaled, codes[labelled_train], task.classes, alphas)
-    ]
-    predictions = (decide(validation @ head.coef_.T + head.intercept_) for head in path)
-    scored = [score(y_true, y_pred, cells) for y_pred in predictions]
-    table = tuple((alpha, *pair) for alpha, pair in zip(alphas, scored, strict=True))
-    return replace(path[select_best(scored, alphas, rule)], validation=table)
+    return replace(head, coef_=coef, intercept_=intercept, feature_names=columns)
 
 
 def logistic_path(
@@ -257,24 +178,6 @@ def logistic_path(
                 "minimiser; use an alpha above 0, or more rows than features"
             )
     return path
-
-
-def _scaling(rows: Float, scale: bool) -> tuple[Float, float]:
-    """Return the mean of rows and the root of their mean variance (ddof 0), or 0 and 1."""
-    if not scale:
-        return np.zeros(rows.shape[1]), 1.0
-    centre = rows.mean(axis=0)
-    unit = math.sqrt(float(np.mean((rows - centre) ** 2)))
-    if unit == 0.0:
-        raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
-    return centre, unit
-
-
-def _checked_rows(X: object, name: str, *, width: int | None = None, of: str = "") -> Float:
-    """Return finite float64 rows, of the `width` of the rows `of`."""
-    rows = as_rows(X, width=width, name=name, earlier=of)
-    check_values(rows, name)
-    return np.asarray(rows, dtype=np.float64)
 
 
 def decide(scores: Float) -> Codes:

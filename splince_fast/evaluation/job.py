@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import heads, probes
-from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows, texts_of
+from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows
 from splince_fast.evaluation.erasers import (
     Component,
     FitData,
@@ -37,24 +37,15 @@ from splince_fast.evaluation.metrics import (
     reason_of,
 )
 from splince_fast.evaluation.plan import ComparisonPlan
-from splince_fast.evaluation.records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
+from splince_fast.evaluation.probes import FOLDS
+from splince_fast.evaluation.records import ERASER_ROW, Record, TestLabels
 from splince_fast.evaluation.splits import Split
-from splince_fast.exceptions import (
-    InfeasibleError,
-    LabelError,
-    NotEnoughDataError,
-    SplinceWarning,
-)
+from splince_fast.exceptions import LabelError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.labels.names import listed
-from splince_fast.methods import leace
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-
-# Number of folds of the training rows that select alpha if validation cells are too small.
-FOLDS = 5
-_PROBE_FOLDS = 5  # number of cross-validation folds of the test rows for probes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,21 +102,14 @@ class Job:
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always", SplinceWarning)
-                    if eraser.name == ADVICE:
-                        records.append(self._advice_record())
-                        continue
                     first, *others = self._eraser_records(eraser)
                 texts = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
                 notes = first.notes + tuple(dict.fromkeys(texts))
                 records += [dataclasses.replace(first, notes=notes), *others]
             except Exception as error:  # code of the caller may raise any exception
-                names = [] if eraser.name == ADVICE else [head.name for head in self.plan.heads]
+                names = (ERASER_ROW, *(head.name for head in self.plan.heads))
                 reason = reason_of(error)
-                if isinstance(error, InfeasibleError):
-                    reason = self.plan.same_column_text + reason
-                records += [
-                    self._record(eraser.name, name, reason=reason) for name in (ERASER_ROW, *names)
-                ]
+                records += [self._record(eraser.name, name, reason=reason) for name in names]
         return records
 
     def _record(self, eraser: str, head: str, **fields: Any) -> Record:
@@ -186,7 +170,7 @@ class Job:
             else:
                 quantity = concept.values[self.split.test]
                 leakage = probes.probe_quantity(
-                    erased, quantity, cv=_PROBE_FOLDS, groups=groups, constant_tol=ROUNDING
+                    erased, quantity, groups=groups, constant_tol=ROUNDING
                 )
             if leakage.reason:
                 notes.append(f"leakage of {name!r} cannot be measured: {leakage.reason}")
@@ -194,8 +178,6 @@ class Job:
                     counts = np.bincount(concept.codes[self.split.test])
                     key = concept_key("probe_chance", name, self.data.concepts)
                     values[key] = float(counts.max() / counts.sum())
-            if leakage.hint and groups is None:
-                notes.append(f"{name!r}: {leakage.hint}")
             for probe in leakage.probes:
                 for key, value in probe.scores().items():
                     values[concept_key(key, name, self.data.concepts)] = value
@@ -211,7 +193,7 @@ class Job:
                 used = np.flatnonzero(np.isin(codes, concept.codes[self.split.train]))
                 classes, class_index = np.unique(codes[used], return_inverse=True)
                 groups = None if self.test.groups is None else self.test.groups[used]
-                target = probes.target_of(class_index, len(classes), _PROBE_FOLDS, groups, 0)
+                target = probes.target_of(class_index, len(classes), groups, 0)
                 targets[name] = used, target
         return targets
 
@@ -235,7 +217,7 @@ class Job:
             best,
             notes=best.notes + path.notes,
             reason=next(filter(None, reasons), ""),
-            path=tuple(PathPoint(float(r.alpha or 0), r.values) for r in records),
+            path=tuple((float(r.alpha or 0), r.values) for r in records),
         )
 
     def _fit_head_path(self, rows: ErasedRows) -> HeadPath:
@@ -353,10 +335,8 @@ class Job:
             record = dataclasses.replace(record, notes=(*record.notes, note))
         y_pred = as_codes(y_pred, len(self.test.task), self.classes)
         if plan.test is not None:
-            record = record.with_predictions(y_pred)
-        predictions = ClassPredictions(
-            self._test_labels, y_pred, plan.task.classes, self._concept_classes
-        )
+            record = dataclasses.replace(record, y_pred=tuple(y_pred.tolist()))
+        predictions = ClassPredictions(self._test_labels, y_pred, plan.task.classes)
         return add_scores(record, predictions, custom)
 
     @cached_property
@@ -376,28 +356,9 @@ class Job:
         return concept.codes[self.split.test].astype(np.float64) if is_binary else None
 
     @cached_property
-    def _concept_classes(self) -> tuple[str, ...]:
-        """Names of the joint classes of the concepts; empty if a concept is a quantity."""
-        cells = self.plan.concept_codes
-        return () if cells is None else texts_of(cells.classes)
-
-    @cached_property
     def _n_unknown_class(self) -> int:
         """Number of test rows whose class of the task does not occur in the training rows."""
         return int((~np.isin(self.test.task, self.classes)).sum())
-
-    # -- advice ----------------------------------------------------------------------------
-
-    def _advice_record(self) -> Record:
-        """Return the record of the expected R^2 of each concept on erased new rows."""
-        concepts = list(self.data.concepts)
-        report = leace(self.data.factored, erase=concepts).report
-        assert report is not None
-        values = {
-            concept_key("expected_r2", v.name, concepts): v.expected
-            for v in report.variables if v.expected is not None
-        }  # fmt: skip
-        return self._record(ADVICE, ERASER_ROW, values=values)
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
@@ -417,6 +378,6 @@ def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
             "alpha; pass one alpha, or validation rows of at least "
             f"{heads.MIN_CELL} per cell"
         )
-    for f, (_, held_out) in enumerate(probes.folds_of_groups(cells, groups, FOLDS, seed)):
+    for f, (_, held_out) in enumerate(probes.folds_of(cells, groups, seed)):
         fold[held_out] = f
     return fold

@@ -6,8 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,8 @@ from splince_fast.evaluation.metrics import (
     metric_of,
     scores,
 )
-from splince_fast.evaluation.records import ADVICE, ERASER_ROW, Context, Record, TestLabels
-from splince_fast.evaluation.statistics import Difference, Interval, Statistic
+from splince_fast.evaluation.records import ERASER_ROW, Context, Record
+from splince_fast.evaluation.statistics import Difference, Interval
 from splince_fast.evaluation.text_table import Table, signed
 from splince_fast.exceptions import InputError
 from splince_fast.labels.names import listed
@@ -36,68 +35,13 @@ Float = NDArray[np.float64]
 _NUMBER = re.compile(r"(?<![\w'])(\d[\d,.]*(e[+-]?\d+)?|inf\b)")
 
 
-class Resampled:
-    """Bootstrap of metrics over the test rows of a fixed split; groups of rows are drawn whole."""
-
-    def __init__(self, records: list[Record], labels: TestLabels) -> None:
-        self.labels = labels
-        self.n = len(labels.task if labels.groups is None else np.unique(labels.groups))
-        self.y_pred = {
-            (r.eraser, r.head): r.predictions for r in records if r.predictions is not None
-        }
-        self._draws: dict[tuple[str, str, str], Float] = {}
-        self._tests: dict[tuple[str, ...], statistics.BootstrapResult | None] = {}
-
-    def _statistic(self, metric: str, eraser: str, head: str) -> Statistic | None:
-        """Return a metric as a function of rows or groups; None if classes do not give it."""
-        y_pred = self.y_pred.get((eraser, head))
-        if metric not in OF_CLASSES or y_pred is None:
-            return None
-        table = {metric: OF_CLASSES[metric]}
-
-        def statistic(rows: Codes) -> float:
-            predictions = ClassPredictions(self.labels.take(rows), y_pred[rows])
-            return scores(table, predictions).get(metric, math.nan)
-
-        if math.isnan(statistic(np.arange(len(y_pred)))):
-            return None
-        return statistics.over_clusters(statistic, self.labels.groups)
-
-    def test(self, metric: str, head: str, *erasers: str) -> statistics.BootstrapResult | None:
-        """Return the interval of a metric after one eraser, or of the difference of two erasers.
-
-        All metrics and erasers share the draws, so that differences are paired. The result is None
-        if predicted classes do not give the metric.
-        """
-        if (key := (metric, head, *erasers)) not in self._tests:
-            found = [self._statistic(metric, eraser, head) for eraser in erasers]
-            self._tests[key] = None
-            if None not in found:
-                parts = [statistic for statistic in found if statistic is not None]
-                for eraser, statistic in zip(erasers, parts, strict=True):
-                    if (metric, head, eraser) not in self._draws:
-                        values = statistics.bootstrap_values(statistic, self.n)
-                        self._draws[metric, head, eraser] = values
-                first, *others = (self._draws[metric, head, eraser] for eraser in erasers)
-                smooth = bool(others) and OF_CLASSES[metric].fraction_of != "cell"
-                self._tests[key] = statistics.bootstrap_test(
-                    lambda rows: parts[0](rows) - sum(part(rows) for part in parts[1:]),
-                    self.n, first - sum(others), smooth=smooth,
-                )  # fmt: skip
-        return self._tests[key]
-
-
 class Differences(list[Difference]):
     """Paired differences of erasers from a reference eraser by one metric; prints as a table."""
 
     def __init__(
-        self,
-        items: Iterable[Difference],
-        label: str,
-        head: str,
-        p: float | None,
+        self, items: Iterable[Difference], label: str, head: str, p: float | None,
         rows: float | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(items)
         self.label, self.head, self.p = label, head, p
         self.rows = rows  # independent test rows that a metric is a fraction of, over all seeds
@@ -130,19 +74,13 @@ class Differences(list[Difference]):
         return str(self.table())
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Order of the erasers by a metric, over the seeds at which all of them have a value."""
 
-    order: tuple[str, ...]  # the erasers that have values, the best one first
-    leaders: tuple[str, ...]  # the best one, and those that are not significantly worse
-    tested: bool  # whether the best one was tested against another one
-    n_seeds: int  # seeds at which all erasers in `order` have a value
-
-    @property
-    def confirmed(self) -> str | None:
-        """Eraser that is significantly better than every other eraser; None if no eraser is."""
-        return self.leaders[0] if len(self.leaders) == 1 and self.tested else None
+    order: tuple[str, ...] = ()  # the erasers that have values, the best one first
+    leaders: tuple[str, ...] = ()  # the best one, and those that are not significantly worse
+    confirmed: str | None = None  # the eraser that is significantly better than all others
+    n_seeds: int = 0  # seeds at which all erasers in `order` have a value
 
 
 class Measurements:
@@ -150,13 +88,12 @@ class Measurements:
 
     def __init__(self, records: list[Record], context: Context) -> None:
         self.records, self.context = records, context
-        self._resampled = Resampled(records, context.test_labels) if context.test_labels else None
+        self._bootstrapped: dict[tuple[str, str, str], Float | None] = {}
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of all metrics, in order of first appearance in the records."""
-        keys = (key for r in self.records if r.eraser != ADVICE for key in r.values)
-        return tuple(dict.fromkeys(keys))
+        return tuple(dict.fromkeys(key for r in self.records for key in r.values))
 
     @property
     def failures(self) -> list[tuple[str, str, str]]:
@@ -165,14 +102,14 @@ class Measurements:
         for r in self.records:
             if r.reason:
                 failed.setdefault((r.eraser, r.head, _NUMBER.sub("", r.reason)), r.reason)
-        return [(eraser or "advice", head, text) for (eraser, head, _), text in failed.items()]
+        return [(eraser, head, text) for (eraser, head, _), text in failed.items()]
 
     @property
     def notes(self) -> list[str]:
         """Notes on the data and on the records; notes that differ only in numbers appear once."""
         of_records: dict[str, str] = {}
         for r in self.records:
-            source = f"{r.eraser or 'advice'}{', ' + r.head if r.head else ''}: "
+            source = f"{r.eraser}{', ' + r.head if r.head else ''}: "
             unconverged = ("the solver did not converge (marked ~)",) * (not r.converged)
             for note in r.notes + unconverged:
                 of_records.setdefault(source + _NUMBER.sub("", note), source + note)
@@ -202,10 +139,8 @@ class Measurements:
 
         Parameters
         ----------
-        metric : str
-            One of :attr:`metrics`.
-        head : str, optional
-            Name of a head.
+        metric, head
+            As for :meth:`values`.
         """
         if self.metric(metric).of == "eraser":
             return ERASER_ROW
@@ -256,13 +191,12 @@ class Measurements:
             raise InputError(
                 f"there is no eraser {eraser!r}; the erasers are {listed(self.context.erasers)}"
             )
+        alphas = self.context.alphas
         if alpha is not None:
-            if not is_number(alpha) or alpha not in self.context.alphas:
-                raise InputError(
-                    f"there is no alpha {alpha!r}; the alphas are {listed(self.context.alphas)}"
-                )
+            if not is_number(alpha) or alpha not in alphas:
+                raise InputError(f"there is no alpha {alpha!r}; the alphas are {listed(alphas)}")
             # np.float32(.1) == .1, but their hashes differ: look the equal float up.
-            alpha = self.context.alphas[self.context.alphas.index(alpha)]
+            alpha = alphas[alphas.index(alpha)]
         records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
         of_seed = {r.seed: r.values if alpha is None else dict(r.path).get(alpha, {})
                    for r in records}  # fmt: skip
@@ -279,9 +213,7 @@ class Measurements:
 
         Parameters
         ----------
-        metric : str
-            One of :attr:`metrics`.
-        **where
+        metric, **where
             Arguments of :meth:`values`.
 
         Returns
@@ -290,10 +222,10 @@ class Measurements:
             ``mean``, ``error``, ``low``, ``high`` and ``n``.
         """
         interval = statistics.t_interval(list(self.values(metric, **where).values()))
-        if self._resampled is not None and interval.n == 1 and where.get("alpha") is None:
+        if interval.n == 1 and where.get("alpha") is None:
             head = self.head_of(metric, where.get("head"))
-            if (found := self._resampled.test(metric, head, where["eraser"])) is not None:
-                return Interval(interval.mean, math.nan, found.low, found.high, 1)
+            if (found := self._bootstrap(metric, head, where["eraser"])) is not None:
+                return interval._replace(low=found[0], high=found[1])
         return interval
 
     def mean(self, metric: str, **where: Any) -> float:
@@ -301,12 +233,40 @@ class Measurements:
 
         Parameters
         ----------
-        metric : str
-            One of :attr:`metrics`.
-        **where
+        metric, **where
             Arguments of :meth:`values`.
         """
         return statistics.t_interval(list(self.values(metric, **where).values())).mean
+
+    def _bootstrap(
+        self, metric: str, head: str, *erasers: str
+    ) -> tuple[float, float, float] | None:
+        """Return limits and p of a metric, or of its difference between two erasers.
+
+        None if the split is not fixed, or if predicted classes do not give the metric.
+        """
+        found = []
+        for eraser in erasers:
+            if (key := (metric, head, eraser)) not in self._bootstrapped:
+                self._bootstrapped[key] = self._bootstrap_values(*key)
+            if (values := self._bootstrapped[key]) is None:
+                return None
+            found.append(values)
+        return statistics.bootstrap_interval(found[0] - sum(found[1:]))
+
+    def _bootstrap_values(self, metric: str, head: str, eraser: str) -> Float | None:
+        labels, found = self.context.test_labels, self._records_of(None, head, eraser)
+        if labels is None or metric not in OF_CLASSES or not found or not found[0].y_pred:
+            return None
+        y_pred, table = np.array(found[0].y_pred), {metric: OF_CLASSES[metric]}
+
+        def statistic(rows: Codes) -> float:
+            predictions = ClassPredictions(labels.take(rows), y_pred[rows])
+            return scores(table, predictions).get(metric, math.nan)
+
+        if math.isnan(statistic(np.arange(len(y_pred)))):
+            return None
+        return statistics.bootstrap_values(statistic, len(y_pred), labels.groups)
 
     def worst_cells(
         self, *, eraser: str, head: str | None = None, p: float | None = None
@@ -315,9 +275,7 @@ class Measurements:
 
         Parameters
         ----------
-        eraser : str
-            Name of an eraser.
-        head, p
+        eraser, head, p
             As for :meth:`values`.
 
         Returns
@@ -337,31 +295,13 @@ class Measurements:
                 worst[r.seed] = CellAccuracy(self.context.cells[code], n, n_correct / n, *limits)
         return worst
 
-    def advice(self, p: float | None = None) -> dict[str, float]:
-        """Expected R^2 of each concept on erased new rows, from the training moments.
-
-        Parameters
-        ----------
-        p : float, optional
-            Association level; the default is the level furthest from .5.
-
-        Returns
-        -------
-        dict
-            Means over seeds. The key is "expected_r2", or for several concepts "expected_r2[NAME]".
-        """
-        by_seed = [r.values for r in self._records_of(self.level(p), ERASER_ROW, ADVICE)]
-        keys = dict.fromkeys(key for values in by_seed for key in values)
-        columns = {key: [values[key] for values in by_seed if key in values] for key in keys}
-        return {key: math.fsum(column) / len(column) for key, column in columns.items()}
-
     def test_ratio(self, p: float | None = None) -> float:
         """Mean of n_test / n_train over the seeds of a level, as the corrected t test uses it.
 
         Parameters
         ----------
         p : float, optional
-            Association level; the default is the level furthest from .5.
+            As for :meth:`values`.
         """
         level = self.level(p)
         sizes = [size for (_, q), size in self.sizes.items() if q == level]
@@ -389,10 +329,8 @@ class Measurements:
 
         Parameters
         ----------
-        metric : str
-            One of :attr:`metrics`.
-        reference : str
-            Name of an eraser.
+        metric, reference : str
+            One of :attr:`metrics`, and the name of an eraser.
         head, p, alpha
             As for :meth:`values`.
 
@@ -412,35 +350,15 @@ class Measurements:
             row = statistics.paired_difference(
                 eraser, reference, values, reference_values, ratio, resolution
             )
-            if self._resampled is not None and alpha is None:
-                found = self._resampled.test(metric, head, eraser, reference)
-                if found is not None:
-                    row = dataclasses.replace(row, **found._asdict())
+            found = None if alpha is not None else self._bootstrap(metric, head, eraser, reference)
+            if found is not None and not math.isnan(found[2]):
+                low, high, p_value = found
+                row = dataclasses.replace(row, low=low, high=high, p=p_value, how="bootstrap")
             rows.append(row)
         adjusted = statistics.holm([row.p for row in rows])
         tests = (dataclasses.replace(r, p_holm=q) for r, q in zip(rows, adjusted, strict=True))
         independent = resolution and resolution / (1 / max(1, len(reference_values)) + ratio)
         return Differences(tests, self.metric(metric).label, head, level, independent)
-
-    def best(
-        self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
-    ) -> list[str]:
-        """Best eraser by a metric, followed by the erasers that are not significantly worse.
-
-        Parameters
-        ----------
-        metric : str
-            One of :attr:`metrics`; :meth:`metric` gives the direction.
-        head, p
-            As for :meth:`values`.
-
-        Returns
-        -------
-        list of str
-            Names of erasers, ordered by their mean over the seeds at which all of them have a
-            value. One name if the best eraser is significantly better than all others (5 % level).
-        """
-        return list(self.verdict(metric, head=head, p=p).leaders)
 
     def verdict(
         self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
@@ -449,17 +367,15 @@ class Measurements:
 
         Parameters
         ----------
-        metric : str
-            One of :attr:`metrics`.
-        head, p
+        metric, head, p
             As for :meth:`values`.
 
         Returns
         -------
         Verdict
-            ``order`` (all erasers, the best first), ``leaders`` (as returned by :meth:`best`),
-            ``tested`` (whether the best eraser was tested against another one), ``n_seeds`` and
-            ``confirmed`` (the eraser that is significantly better than every other one, or None).
+            ``order`` (all erasers, the best first), ``leaders`` (the best eraser and those that are
+            not significantly worse), ``confirmed`` (the eraser that is significantly better than
+            every other one, or None) and ``n_seeds``.
         """
         lower = self.metric(metric).lower_is_better
         if lower is None:
@@ -474,15 +390,15 @@ class Measurements:
                 values[eraser] = finite
         seeds = set.intersection(*map(set, values.values())) if values else set()
         if not seeds:
-            return Verdict((), (), False, 0)
-        sums = {e: math.fsum(by_seed[s] for s in seeds) for e, by_seed in values.items()}
+            return Verdict()
         sign = -1.0 if lower else 1.0
+        sums = {e: math.fsum(by_seed[s] for s in seeds) for e, by_seed in values.items()}
         order = sorted(sums, key=lambda e: -sign * sums[e])
         rows = self.differences(metric, reference=order[0], head=head, p=p)
         worse = {row.method for row in rows if row.significant and sign * row.difference < 0}
         leaders = tuple(e for e in order if e not in worse)
-        tested = any(not math.isnan(row.p) for row in rows)
-        return Verdict(tuple(order), leaders, tested, len(seeds))
+        confirmed = leaders[0] if len(leaders) == 1 and worse else None
+        return Verdict(tuple(order), leaders, confirmed, len(seeds))
 
 
 def has_few_rows(result: Measurements, eraser: str, head: str | None, p: float | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.keywords import as_values
+from splince_fast._runtime.rows import check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
 from splince_fast.evaluation.data import (
     Matrix,
     check_classes,
-    check_finite,
     class_codes,
     columns_of,
     fill_missing_groups,
@@ -32,7 +32,7 @@ from splince_fast.evaluation.erasers import (
     SplitPart,
     named_components,
 )
-from splince_fast.evaluation.heads import ALPHAS, check_alphas, check_rule
+from splince_fast.evaluation.heads import check_alphas, check_rule
 from splince_fast.evaluation.metrics import check_metrics
 from splince_fast.evaluation.probes import check_probes
 from splince_fast.evaluation.records import PATH, TestLabels
@@ -48,10 +48,7 @@ Rows = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 HEADS = ("retrained", "frozen", "unregularised")
-_PARTS = {
-    "train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2,
-    False: 0, True: 2,
-}  # fmt: skip
+_PARTS = {"train": 0, "validation": 1, "test": 2, False: 0, True: 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,18 +88,6 @@ class ComparisonPlan:
     def variables(self) -> dict[str, Encoded]:
         """Encoded task and concepts, by their names in the moments."""
         return {self.task_name: self.task, **self.concepts}
-
-    @property
-    def same_column_text(self) -> str:
-        """Sentence that names a concept whose labels are those of the task; "" without one."""
-        task, *concepts = (
-            column.codes if isinstance(column, ClassCodes) else column.values
-            for column in self.variables.values()
-        )
-        for name, concept in zip(self.concepts, concepts, strict=True):
-            if np.array_equal(task, concept):
-                return f"The task and the concept {name!r} are the same column. "
-        return ""
 
     @property
     def usable(self) -> Mask:
@@ -159,8 +144,7 @@ class ComparisonPlan:
             return self._fixed_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             return splits.natural_split(self.usable, random_state=seed, groups=self.groups)
-        on_shortage = "raise" if self.groups is None else "shrink"
-        return self.protocol.split(p, self.sizes, seed, on_shortage=on_shortage)
+        return self.protocol.split(p, self.sizes, seed)
 
     def _fixed_split(self, seed: int) -> Split:
         """Return the split that `test` fixes; draw validation rows if `test` marks none."""
@@ -169,7 +153,7 @@ class ComparisonPlan:
         if not len(validation):
             train, validation = self._draw_validation(train, np.random.default_rng(seed))
         missing = len(part) - int(self.usable.sum())
-        return Split(train, validation, test, None, None, missing, ())
+        return Split(train, validation, test, None, missing, ())
 
     def _draw_validation(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
         """Move a tenth of the training rows (whole groups) to a validation part; return both."""
@@ -185,72 +169,52 @@ class ComparisonPlan:
         return train[part[train] == 2], train[part[train] == 1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Settings:
-    """Arguments of :func:`splince_fast.evaluation.compare` on which the results depend."""
-
-    task: object
-    concept: object
-    groups: object = None
-    erasers: object = ("none", "SAL", "LEACE", "SPLINCE")
-    heads: object = ("retrained", "frozen")
-    association: object = None
-    aligned_class: object = None
-    sizes: object = None
-    n_seeds: int = 5
-    random_state: int = 0
-    alphas: object = ALPHAS
-    select: str = "worst_group"
-    leakage: object = ("linear",)
-    metrics: Mapping[str, object] | None = None
-    test: object = None
-
-
-def make_plan(X: object, settings: Settings) -> ComparisonPlan:
-    """Validate and encode the arguments of a comparison."""
-    for name in ("task", "concept", "groups", "test"):
-        check_index(X, getattr(settings, name), name)
+def make_plan(
+    X: object, *, task: object, concept: object, groups: object, erasers: object, heads: object,
+    association: object, aligned_class: object, sizes: object, n_seeds: int,
+    random_state: int, alphas: object, select: str, leakage: object, metrics: object,
+    test: object,
+) -> ComparisonPlan:  # fmt: skip
+    """Validate and encode the arguments of :func:`splince_fast.evaluation.compare`."""
+    for name, column in {"task": task, "concept": concept, "groups": groups, "test": test}.items():
+        check_index(X, column, name)
     rows = read_rows(X)
     n = len(rows)
-    y = _encode(settings.task, n, "task", "task")
+    y = _encode(task, n, "task", "task")
     concepts = {
         name: _encode(column, n, name, f"concept {name!r}")
-        for name, column in _concept_columns(settings.concept).items()
+        for name, column in _concept_columns(concept).items()
     }
     concept_codes = _joint_classes(list(concepts.values()))
-    levels, protocol = _levels(settings, y, concept_codes)
-    for name in ("n_seeds", "random_state"):
-        value = getattr(settings, name)
-        minimum = int(name == "n_seeds")
+    levels, protocol = _levels(association, aligned_class, groups, y, concept_codes)
+    for name, value, minimum in (("n_seeds", n_seeds, 1), ("random_state", random_state, 0)):
         if not is_integer(value) or value < minimum:
             raise InputError(f"{name} is {value!r}; it must be an integer of at least {minimum}")
-    parts = None if settings.test is None else _encode_parts(settings.test, n)
-    if parts is not None and settings.association is not None:
+    if test is not None and association is not None:
         raise InputError("test= is a fixed split and excludes association=; pass one of them")
-    check_rule(settings.select)
-    probes = check_probes(settings.leakage, "leakage")
-    quantities = [name for name, column in concepts.items() if isinstance(column, Columns)]
-    notes = _probe_notes(probes, quantities)
-    sizes = _sizes(settings.sizes, protocol, [p for p in levels if p is not None])
-    check_finite(rows)
-    groups = None if settings.groups is None else class_codes(settings.groups, "groups", n)
-    if groups is not None and parts is not None:
-        _check_groups_undivided(groups, parts)
-    codes = None if groups is None else groups.codes
-    plan = ComparisonPlan(
-        X=rows, task=y, concepts=concepts,
-        concept_codes=concept_codes, cells=_joint_classes([y, *concepts.values()]), groups=codes,
-        erasers=_components(settings.erasers, tuple(ERASERS), "eraser"),
-        heads=_components(settings.heads, HEADS, "head"), levels=levels,
-        seeds=tuple(int(settings.random_state) + i for i in range(int(settings.n_seeds))),
-        protocol=protocol, sizes=sizes, subsampled=settings.sizes is None, select=settings.select,
-        alphas=check_alphas(settings.alphas), probes=probes,
-        metrics=tuple(Component(k, m) for k, m in check_metrics(settings.metrics).items()),
-        test=parts, notes=notes,
-        fingerprint=fingerprint(rows, {"": y, **concepts}, codes, parts),
-    )  # fmt: skip
-    if parts is not None and len(plan.seeds) > 1:
+    parts = None if test is None else _encode_parts(test, n)
+    if test is not None and n_seeds != 1:
         raise InputError("test= is one split; pass n_seeds=1 with it")
+    check_rule(select)
+    probes = check_probes(leakage, "leakage")
+    notes = _probe_notes(probes, [k for k, c in concepts.items() if isinstance(c, Columns)])
+    check_values(rows, "X")
+    codes = None if groups is None else class_codes(groups, "groups", n)
+    if codes is not None and parts is not None:
+        _check_groups_undivided(codes, parts)
+    group_codes = None if codes is None else codes.codes
+    plan = ComparisonPlan(
+        X=rows, task=y, concepts=concepts, concept_codes=concept_codes,
+        cells=_joint_classes([y, *concepts.values()]), groups=group_codes,
+        erasers=_components(erasers, tuple(ERASERS), "eraser"),
+        heads=_components(heads, HEADS, "head"), levels=levels,
+        seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
+        protocol=protocol, sizes=_sizes(sizes, protocol, levels), subsampled=sizes is None,
+        alphas=check_alphas(alphas), select=select, probes=probes,
+        metrics=tuple(Component(k, m) for k, m in check_metrics(metrics).items()),
+        test=parts, fingerprint=fingerprint(rows, {"": y, **concepts}, group_codes, parts),
+        notes=notes,
+    )  # fmt: skip
     if int(plan.usable.sum()) < 4:
         raise LabelError("fewer than four rows have every label; check that the labels belong to X")
     return plan
@@ -291,10 +255,14 @@ def _joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:
     return joint_classes(classes) if len(classes) == len(columns) else None
 
 
-def _sizes(sizes: object, protocol: Protocol | None, levels: list[float]) -> Sizes | None:
+def _sizes(
+    sizes: object, protocol: Protocol | None, levels: Sequence[float | None]
+) -> Sizes | None:
     """Return the sizes of the protocol's splits; None for the natural split."""
     if protocol is not None:
-        return protocol.largest_sizes(levels) if sizes is None else splits.check_sizes(sizes)
+        if sizes is None:
+            return protocol.largest_sizes([p for p in levels if p is not None])
+        return splits.check_sizes(sizes)
     if sizes is not None:
         raise InputError("sizes= needs association=; the natural split uses all rows")
     return None
@@ -310,12 +278,12 @@ def _concept_columns(concept: object) -> dict[str, Any]:
 
 
 def _levels(
-    settings: Settings, y: Encoded, concept: ClassCodes | None
-) -> tuple[tuple[float | None, ...], Protocol | None]:
+    association: object, aligned_class: object, groups: object, y: Encoded,
+    concept: ClassCodes | None,
+) -> tuple[tuple[float | None, ...], Protocol | None]:  # fmt: skip
     """Return the association levels and the protocol; ((None,), None) for the natural split."""
-    association = settings.association
     if association is None:
-        if settings.aligned_class is not None:
+        if aligned_class is not None:
             raise InputError("aligned_class= needs association=; pass both, or neither")
         return (None,), None
     values = as_values(association)
@@ -328,7 +296,7 @@ def _levels(
             "association= needs classes of task and concept, and one of them is a quantity; pass "
             "association=None, or divide the quantity into classes"
         )
-    protocol = Protocol.of(y, concept, settings.aligned_class, settings.groups)
+    protocol = Protocol.of(y, concept, aligned_class, groups)
     return tuple(sorted({float(p) for p in values})), protocol
 
 
@@ -351,16 +319,13 @@ def _encode_parts(test: object, n: int) -> NDArray[np.int8]:
 
 def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
     """Raise InputError if a group has rows in several parts."""
-    grouped = groups.codes >= 0
-    size = len(groups.classes)
-    in_part = [
-        np.bincount(groups.codes[grouped & (parts == k)], minlength=size) > 0 for k in range(3)
-    ]
-    divided = np.flatnonzero(np.sum(in_part, axis=0) > 1)
-    if len(divided):
+    used = (groups.codes >= 0) & (parts >= 0)
+    pairs = np.unique(np.stack([groups.codes[used], parts[used]]), axis=1)
+    codes, n_parts = np.unique(pairs[0], return_counts=True)
+    if len(divided := codes[n_parts > 1]):
         raise InputError(
-            f"test= divides {len(divided):,} of {size:,} groups between parts, such as "
-            f"{groups.classes[divided[0]]!r}; keep each group in one part, or leave out groups="
+            f"test= divides {len(divided):,} of {len(groups.classes):,} groups between parts, such "
+            f"as {groups.classes[divided[0]]!r}; keep each group in one part, or leave out groups="
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import os
@@ -19,14 +18,13 @@ from splince_fast.exceptions import FileFormatError, InputError
 
 Codes = NDArray[np.intp]
 Json = dict[str, Any]
+RecordId = tuple[int, float | None, str, str]  # seed, level, eraser and head
 
-# Reserved names. ADVICE is the eraser name in a record of advice. ERASER_ROW is the head name in a
-# record of an eraser itself. PATH is the head name of rows of the long format that hold the values
-# at one alpha.
-ADVICE, ERASER_ROW, PATH = "", "", "alphas"
-_FORMAT = 3  # version of the file format of a comparison
+# Reserved names of heads: of the record of an eraser itself, and of the rows of the long format
+# that hold the values at one alpha.
+ERASER_ROW, PATH = "", "alphas"
+_FORMAT = 4  # version of the file format of a comparison
 _FILE = "cells.jsonl"  # file name of the journal
-_CODES = np.dtype("<u2")  # dtype of predicted class codes in a record
 
 
 class CellCount(NamedTuple):
@@ -37,74 +35,40 @@ class CellCount(NamedTuple):
     n_correct: int
 
 
-class PathPoint(NamedTuple):
-    """Metrics of the head "retrained" at one alpha."""
-
-    alpha: float
-    values: dict[str, float]
-
-
-class RecordId(NamedTuple):
-    """Seed, level, eraser and head of a record."""
-
-    seed: int
-    p: float | None
-    eraser: str
-    head: str
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Result of an eraser, of one head on erased rows, or of the advice, at one seed and level."""
+    """Result of an eraser, or of one head on erased rows, at one seed and level."""
 
     seed: int
     p: float | None  # None for the natural split
     sizes: tuple[int, int, int]  # numbers of training, validation and test rows
-    eraser: str  # ADVICE in a record of advice
+    eraser: str
     head: str  # ERASER_ROW in a record of an eraser itself
     alpha: float | None = None
     values: dict[str, float] = field(default_factory=dict)  # by metric
-    path: tuple[PathPoint, ...] = ()  # values at every alpha of the head "retrained"
+    path: tuple[tuple[float, dict[str, float]], ...] = ()  # (alpha, values) of head "retrained"
     cells: tuple[CellCount, ...] = ()
     reason: str = ""  # reason of a failure
     notes: tuple[str, ...] = ()
     converged: bool = True
-    # Predicted class codes of the test rows as little-endian uint16, if the split is fixed.
-    y_pred: bytes = b""
+    y_pred: tuple[int, ...] = ()  # predicted class codes of the test rows, if the split is fixed
 
     @property
     def id(self) -> RecordId:
-        """Seed, level, eraser and head of the record."""
-        return RecordId(self.seed, self.p, self.eraser, self.head)
-
-    def with_predictions(self, codes: Codes) -> Record:
-        """Return the record with the predicted class codes of the test rows."""
-        return dataclasses.replace(self, y_pred=codes.astype(_CODES).tobytes())
-
-    @property
-    def predictions(self) -> Codes | None:
-        """Predicted class codes of the test rows; None if the record has none."""
-        return np.frombuffer(self.y_pred, _CODES).astype(np.intp) if self.y_pred else None
-
-    def to_json(self) -> Json:
-        """Convert to numbers, strings, lists and dictionaries, for JSON."""
-        entry = dataclasses.asdict(self)
-        entry["y_pred"] = base64.b64encode(self.y_pred).decode()
-        return entry
+        return self.seed, self.p, self.eraser, self.head
 
     @classmethod
     def from_json(cls, entry: Json) -> Record:
-        """Convert the result of `to_json` to a record."""
-        fields = dict(entry)
-        train, validation, test = fields.pop("sizes")
-        return cls(
-            sizes=(train, validation, test),
-            path=tuple(PathPoint(alpha, values) for alpha, values in fields.pop("path")),
-            cells=tuple(CellCount(*cell) for cell in fields.pop("cells")),
-            notes=tuple(fields.pop("notes")),
-            y_pred=base64.b64decode(fields.pop("y_pred")),
-            **fields,
-        )
+        """Convert the fields of a record, read from JSON."""
+        train, validation, test = entry["sizes"]
+        fields = entry | {
+            "sizes": (train, validation, test),
+            "path": tuple((alpha, values) for alpha, values in entry["path"]),
+            "cells": tuple(CellCount(*cell) for cell in entry["cells"]),
+            "notes": tuple(entry["notes"]),
+            "y_pred": tuple(entry["y_pred"]),
+        }
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,21 +86,9 @@ class TestLabels:
         return TestLabels(self.task[rows], *(None if c is None else c[rows] for c in others))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TestLabels) and self.to_json() == other.to_json()
-
-    def to_json(self) -> dict[str, list[int] | None]:
-        """Convert to a dictionary of lists of codes, for JSON."""
-        columns = dataclasses.asdict(self)
-        return {name: None if codes is None else codes.tolist() for name, codes in columns.items()}
-
-    @classmethod
-    def from_json(cls, entry: Json) -> TestLabels:
-        """Convert the result of `to_json` to labels."""
-        columns: Json = {
-            name: None if codes is None else np.array(codes, np.intp)
-            for name, codes in entry.items()
-        }
-        return cls(**columns)
+        return isinstance(other, TestLabels) and all(
+            map(np.array_equal, dataclasses.astuple(self), dataclasses.astuple(other))
+        )
 
 
 class CustomMetric(NamedTuple):
@@ -164,62 +116,50 @@ class Context:
     concepts: tuple[str, ...]
     cells: tuple[str, ...]
     fingerprint: str
-    version: str
     notes: tuple[str, ...]
     test_labels: TestLabels | None  # of the test rows if the split is fixed
     eraser_roles: tuple[str, ...]  # names in the library; "" for a transformer or function
     head_roles: tuple[str, ...]
     custom_metrics: dict[str, CustomMetric]
-    same_test: bool  # whether each seed has the same test rows at all levels
-    concept_sizes: tuple[int, ...]  # number of classes of each concept, 0 for a quantity
 
     def eraser_as(self, role: str) -> str | None:
         """Return the name of the first eraser with a role, such as "LEACE", or None."""
         return dict(zip(self.eraser_roles[::-1], self.erasers[::-1], strict=True)).get(role)
 
-    def to_json(self) -> Json:
-        """Convert to numbers, strings, lists and dictionaries, for JSON."""
-        fields = dataclasses.asdict(dataclasses.replace(self, test_labels=None))
-        labels = None if self.test_labels is None else self.test_labels.to_json()
-        return {**fields, "test_labels": labels}
-
     @classmethod
     def from_json(cls, entry: Json) -> Context:
-        """Convert the result of `to_json` to a context."""
+        """Convert the fields of a context, read from JSON."""
         fields: Json = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
         labels, custom = fields["test_labels"], fields["custom_metrics"]
-        fields["test_labels"] = TestLabels.from_json(labels) if labels else None
+        columns: Json = {k: c and np.array(c, np.intp) for k, c in (labels or {}).items()}
+        fields["test_labels"] = TestLabels(**columns) if labels else None
         fields["custom_metrics"] = {name: CustomMetric(*metric) for name, metric in custom.items()}
         return cls(**fields)
 
 
 def to_text(records: list[Record], context: Context) -> str:
     """Return the JSON text of a comparison, for a file."""
-    return json.dumps(
-        {
-            "kind": "comparison",
-            "format": _FORMAT,
-            "context": context.to_json(),
-            "records": [record.to_json() for record in records],
-        }
-    )
+    content = {
+        "kind": "comparison",
+        "format": _FORMAT,
+        "context": dataclasses.asdict(context),
+        "records": [dataclasses.asdict(record) for record in records],
+    }
+    return json.dumps(content, default=np.ndarray.tolist)
 
 
-def from_text(text: str, name: str) -> tuple[list[Record], Context]:
+def from_text(text: bytes, name: str) -> tuple[list[Record], Context]:
     """Return the records and context in the JSON text of a comparison; errors cite `name`."""
     try:
         content = json.loads(text)
-        if not isinstance(content, dict):
-            raise ValueError("it holds no JSON object")
         if content["kind"] != "comparison" or content["format"] != _FORMAT:
             raise ValueError(f"kind {content['kind']!r}, format {content['format']!r}")
         records = [Record.from_json(entry) for entry in content["records"]]
         return records, Context.from_json(content["context"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"it lacks the field {error}" if isinstance(error, KeyError) else error
+    except (ValueError, KeyError, TypeError) as error:
         raise FileFormatError(
-            f"{name!r} is not a comparison of this version ({reason}); the file may be truncated, "
-            "or of another kind"
+            f"{name!r} is not a comparison of this version ({type(error).__name__}: {error}); the "
+            "file may be truncated, or of another kind"
         ) from error
 
 
@@ -234,34 +174,24 @@ class Journal:
         if folder is None:
             return
         self.path = as_path(folder) / _FILE
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise InputError(f"run={str(folder)!r} is a file; pass a folder") from None
-        content = self.path.read_bytes() if self.path.exists() else b""
-        complete = content[: content.rfind(b"\n") + 1]
-        if len(complete) < len(content):  # drop a last line that is incomplete
-            with open(self.path, "r+b") as file:
-                file.truncate(len(complete))
-                os.fsync(file.fileno())
-        for number, line in enumerate(complete.splitlines(), 1):
-            try:
-                entry = json.loads(line)
-                if number == 1:
-                    self._check_fingerprint(entry["data"], fingerprint)
-                else:
-                    key = entry.pop("key")
-                    self.records[key] = Record.from_json(entry)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                if isinstance(error, InputError):
-                    raise
-                raise FileFormatError(
-                    f"line {number} of {self.path} is damaged; delete the file to start again"
-                ) from error
-        if not complete:
+        if self.path.parent.is_file():
+            raise InputError(f"run={str(folder)!r} is a file; pass a folder")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch()
+        content = self.path.read_bytes()
+        size = content.rfind(b"\n") + 1
+        os.truncate(self.path, size)
+        if not size:
             self._append([{"data": fingerprint}])
-
-    def _check_fingerprint(self, stored: str, fingerprint: str) -> None:
+            return
+        try:
+            first, *entries = map(json.loads, content[:size].splitlines())
+            stored = first["data"]
+            self.records = {entry.pop("key"): Record.from_json(entry) for entry in entries}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileFormatError(
+                f"{self.path} is damaged; delete the file to start again"
+            ) from error
         if stored != fingerprint:
             raise InputError(
                 f"{self.path} is of a run on other data or other labels (fingerprint {stored}, not "
@@ -271,7 +201,7 @@ class Journal:
     def add(self, records: Mapping[str, Record]) -> None:
         """Add finished records to memory and to the file, which is synchronised to disk."""
         new = {key: record for key, record in records.items() if key not in self.records}
-        self._append([{"key": key, **record.to_json()} for key, record in new.items()])
+        self._append([{"key": key, **dataclasses.asdict(r)} for key, r in new.items()])
         self.records |= new
 
     def _append(self, entries: list[Json]) -> None:

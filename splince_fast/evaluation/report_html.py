@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _TEMPLATE = "report.html.jinja"
 _CAPTIONS = {
-    "association": "Test rows are decorrelated and the same at every p; training rows differ.",
-    "groups": "The cells of task and concept; n is their number of test rows per seed.",
+    "association": "Test rows are decorrelated. Training rows differ between levels; where groups "
+    "are kept together, test rows differ, too: compare erasers at the same p.",
     "trade-off": "The best eraser has a probe at chance level (dashed line) and a good task score.",
 }
 
@@ -39,10 +39,10 @@ def render(result: Measurements) -> str:
     page: str = environment.from_string(source).render(
         title=f"Erasing {', '.join(result.context.concepts)}: which eraser, at which cost",
         sentences=[decision.sentence, *others],
-        reasons=[*decision.reasons, *tables.expected_lines(result)],
+        reasons=decision.reasons,
         heading=tables.heading(result),
         figures=[
-            (markup(_svg(figures.draw(result, kind), kind)), caption(result, kind))
+            (markup(_svg(figures.draw(result, kind), kind)), _CAPTIONS[kind])
             for kind in figures.available(result)
         ],
         tables=[markup(table.to_html()) for table in tables.summaries(result)],
@@ -53,16 +53,6 @@ def render(result: Measurements) -> str:
         settings=settings(result),
     )
     return figures.escape_unwritable(page)
-
-
-def caption(result: Measurements, kind: str) -> str:
-    """Caption of the figure of a kind, such as "association"."""
-    if kind == "association" and not result.context.same_test:
-        return (
-            "Test rows are decorrelated, but differ between levels, because groups are not "
-            "divided: compare erasers at the same p. The settings list the rows of every split."
-        )
-    return _CAPTIONS[kind]
 
 
 def _difference_tables(result: Measurements) -> list[Table]:
@@ -83,9 +73,7 @@ def definitions(result: Measurements) -> list[tuple[str, str]]:
     entries = map(result.metric, result.metrics)
     return [
         *{entry.label: entry.definition for entry in entries}.items(),
-        ("difference", "mean over seeds of the value of the eraser minus that of the reference"),
         ("t, p", "of the paired test over seeds, corrected for splits that share rows"),
-        ("p (Holm)", "p adjusted for all differences of the table; * below .05"),
         ("higher in", "numbers of seeds at which the eraser, and the reference, is higher"),
     ]
 
@@ -96,7 +84,6 @@ def settings(result: Measurements) -> list[tuple[str, str]]:
     levels = ", ".join("natural split" if p is None else f"{p:g}" for p in c.levels)
     return [
         ("rows, features", f"{c.n:,}, {c.d:,}"),
-        *(("rows of the splits", line) for line in tables.split_sizes(result)),
         ("association", levels + (f", aligned: {c.aligned_class}" if c.aligned_class else "")),
         ("seeds", ", ".join(map(str, c.seeds))),
         ("erasers", ", ".join(c.erasers)),

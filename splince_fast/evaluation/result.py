@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from splince_fast._runtime.files import as_path, write_text
 from splince_fast.evaluation import figures, report_html, tables
 from splince_fast.evaluation.decision import Decision, decide, summary
 from splince_fast.evaluation.measurements import Measurements
-from splince_fast.evaluation.records import ADVICE, PATH, from_text, to_text
+from splince_fast.evaluation.records import PATH, from_text, to_text
 from splince_fast.evaluation.text_table import Table, wrapped
-from splince_fast.exceptions import FileFormatError, InputError
+from splince_fast.exceptions import InputError
 
 
 class Comparison(Measurements):
@@ -47,17 +46,16 @@ class Comparison(Measurements):
 
         The outcome is "decided" if one eraser is significantly better than every other eraser and
         than unerased rows, "no gain" if the 95 % interval of the best eraser's gain over unerased
-        rows lies below .01, and otherwise "not decided". If it is not decided, the eraser of the
-        best mean is recommended "for now", with the number of seeds or rows that would decide it.
-        Erasers are equal if the interval of their difference lies within .01; among those equal to
-        the best one, the one that changes the rows least is recommended. Erasers that leave more
-        than 1 % of the covariance with the concept are not considered.
+        rows lies below .01, and otherwise "not decided": the eraser of the best mean is recommended
+        "for now". Erasers are equal if the interval of their difference lies within .01; of equal
+        ones, the one that changes the rows least is recommended. Erasers that leave more than 1 %
+        of the covariance with the concept are not considered.
 
         Parameters
         ----------
         metric : str, optional
-            One of :attr:`metrics`. The default is the first metric of the summary, such as
-            "worst_group", but "accuracy" if the worst group has fewer than 20 test rows at a seed.
+            One of :attr:`metrics`; by default the first one of the summary, such as "worst_group",
+            but "accuracy" if the worst group has fewer than 20 test rows at a seed.
         head, p
             As for :meth:`values`.
 
@@ -74,10 +72,8 @@ class Comparison(Measurements):
 
         Parameters
         ----------
-        metric : str
-            One of :attr:`metrics`.
-        head : str, optional
-            Name of a head, for metrics of heads; the default is the first head.
+        metric, head
+            As for :meth:`values`.
 
         Returns
         -------
@@ -86,10 +82,16 @@ class Comparison(Measurements):
         """
         return tables.by_level(self, metric, head)
 
-    def __str__(self) -> str:
+    def _blocks(self) -> list[list[str] | Table]:
+        """Return the lines and tables that are shown: the three sentences come first."""
         first, *others = summary(self)
-        lines = [first.sentence, *others, *first.reasons]
-        return "\n".join(map(wrapped, lines)) + f"\n\n{tables.overview(self)}"
+        return [[first.sentence, *others, *first.reasons], *tables.overview(self)]
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            str(block) if isinstance(block, Table) else "\n".join(map(wrapped, block))
+            for block in self._blocks()
+        )
 
     def __repr__(self) -> str:
         counts = {name: len(getattr(self.context, f"{name}s"))
@@ -98,18 +100,19 @@ class Comparison(Measurements):
         return f"Comparison({', '.join(texts)})"
 
     def _repr_html_(self) -> str:
-        first, *others = summary(self)
-        lines = "".join(f"<p>{html.escape(text)}</p>" for text in (first.sentence, *others))
-        return lines + tables.notebook(self)
+        return "".join(
+            block._repr_html_() if isinstance(block, Table)
+            else "".join(f"<p>{html.escape(line)}</p>" for line in block)
+            for block in self._blocks()
+        )  # fmt: skip
 
     def plot(self, kind: str = "association", **options: object) -> Any:
         """Draw a figure with matplotlib.
 
         Parameters
         ----------
-        kind : {"association", "groups", "trade-off"}
-            A metric by association level; the accuracy in each cell; or the task score against the
-            score of a probe for the concept.
+        kind : {"association", "trade-off"}
+            A metric by association level, or the task score against the score of a probe.
         **options
             ``metric``, ``head`` and ``p``, for the kinds that have these options.
 
@@ -121,34 +124,15 @@ class Comparison(Measurements):
         return figures.draw(self, kind, **options)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write a report: one self-contained HTML file with tables and figures.
+        """Write a self-contained HTML report with tables and figures, and return its path.
 
         Parameters
         ----------
         path : path
             Path of the file, in an existing folder. After an error the file is unchanged.
-
-        Returns
-        -------
-        Path
-            Path of the file.
         """
         write_text(path, report_html.render(self))
         return as_path(path)
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield one dictionary per seed, p, eraser, head, alpha and metric (long format)."""
-        for r in self.records:
-            if r.eraser == ADVICE:
-                continue
-            start = {"seed": r.seed, "p": r.p, "eraser": r.eraser}
-            if r.reason:
-                yield {**start, "head": r.head, "alpha": None, "metric": None, "value": None,
-                       "n": r.sizes[2], "reason": r.reason}  # fmt: skip
-            for head, alpha, values in ((r.head, r.alpha, r.values), *((PATH, *q) for q in r.path)):
-                for metric, value in values.items():
-                    yield {**start, "head": head, "alpha": alpha, "metric": metric,
-                           "value": value, "n": r.sizes[2], "reason": None}  # fmt: skip
 
     def to_frame(self, backend: str = "pandas") -> Any:
         """Convert to a frame: seed, p, eraser, head, alpha, metric, value, n, reason.
@@ -161,15 +145,8 @@ class Comparison(Measurements):
         Returns
         -------
         frame
-            One row per value of a metric, and one per failure. The column "head" is "" for metrics
-            of the eraser itself. It is "alphas" for the head "retrained" at each of the alphas.
-
-        Raises
-        ------
-        InputError
-            The backend is unknown.
-        MissingExtraError
-            The library is not installed.
+            One row per value of a metric, and one per failure. "head" is "" for metrics of the
+            eraser itself, and "alphas" for the head "retrained" at each alpha.
         """
         import narwhals
 
@@ -181,8 +158,17 @@ class Comparison(Measurements):
             "head": narwhals.String, "alpha": narwhals.Float64, "metric": narwhals.String,
             "value": narwhals.Float64, "n": narwhals.Int64, "reason": narwhals.String,
         }  # fmt: skip
-        rows = list(self.rows())
-        columns = {name: [row[name] for row in rows] for name in schema}
+        rows = []
+        for r in self.records:
+            start, n = {"seed": r.seed, "p": r.p, "eraser": r.eraser}, r.sizes[2]
+            if r.reason:
+                rows.append({**start, "head": r.head, "n": n, "reason": r.reason})
+            for head, alpha, values in ((r.head, r.alpha, r.values), *((PATH, *q) for q in r.path)):
+                rows += [
+                    {**start, "head": head, "alpha": alpha, "metric": metric, "value": v, "n": n}
+                    for metric, v in values.items()
+                ]
+        columns = {name: [row.get(name) for row in rows] for name in schema}
         from_dict: Any = narwhals.from_dict
         return from_dict(columns, schema, backend=backend).to_native()
 
@@ -205,20 +191,9 @@ class Comparison(Measurements):
         path : path
             Path of the file.
 
-        Returns
-        -------
-        Comparison
-            The saved comparison.
-
         Raises
         ------
         FileFormatError
             The file is truncated, is not a comparison, or has another version of the format.
         """
-        try:
-            text = as_path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise FileFormatError(
-                f"{str(path)!r} is not a comparison: the file is not text"
-            ) from error
-        return cls(*from_text(text, str(path)))
+        return cls(*from_text(as_path(path).read_bytes(), str(path)))

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,8 @@ from splince_fast.evaluation.data import blocks, texts_of
 from splince_fast.evaluation.erasers import Component
 from splince_fast.evaluation.heads import ALPHAS
 from splince_fast.evaluation.job import Job
-from splince_fast.evaluation.plan import ComparisonPlan, Settings, make_plan
+from splince_fast.evaluation.plan import ComparisonPlan, make_plan
 from splince_fast.evaluation.records import (
-    ADVICE,
     ERASER_ROW,
     Context,
     CustomMetric,
@@ -39,8 +39,7 @@ from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import ClassCodes
 
 JobId = tuple[int, float | None]  # seed and level
-_ADVICE_COMPONENT = Component(ADVICE, "advice")
-_LAYOUT = 4  # version of the record layout; records of another version are computed again
+_LAYOUT = 5  # version of the record layout; records of another version are computed again
 # A note is added where the lowest of the cells may lie this far from its accuracy by chance.
 _NOISY_MINIMUM = 0.1
 
@@ -69,50 +68,41 @@ def compare(
 ) -> Comparison:
     """Compare erasers on one data set: leakage, task accuracy and distortion, with intervals.
 
-    For every seed and level of association, the rows are split into training, validation and test
-    rows. Every eraser is fitted to the same moments of the training rows. Heads are fitted on
-    erased training rows and scored on erased test rows. Probes, which predict the concept, are
-    trained and scored by cross-validation within erased test rows. The values do not depend on
-    `n_jobs`, on the order of the jobs, or on interruptions.
+    For every seed and association level, the rows are split. Erasers and heads are fitted to the
+    training rows, and heads are scored on erased test rows; probes, which predict the concept, are
+    scored by cross-validation within erased test rows. The values do not depend on `n_jobs`, on the
+    order of the jobs, or on interruptions.
 
     Parameters
     ----------
     X : array-like of shape (n, d), or path
         Embeddings: an array, memory map, torch tensor, frame, .npy file, .parquet file with the
-        column "embedding", or a source. Memory maps and files are read in blocks. A job copies the
-        rows of its split to float64 and holds one erased copy beside them.
+        column "embedding", or a source. Memory maps and files are read in blocks.
     task, concept : column of shape (n,)
         Labels of any kind: classes, or a quantity if they are floats. Several concepts, passed as a
-        mapping, frame or tuple of columns, are erased jointly. With `association`, task and
-        concepts must be classes.
+        mapping, frame or tuple of columns, are erased jointly.
     groups : column of shape (n,), optional
-        Groups, such as persons or documents. All rows of a group are in the same part of a split
-        and in the same cross-validation fold. If `test` divides a group, InputError is raised.
+        Groups, such as persons. All rows of a group are in one part of a split and in one fold.
     erasers : sequence or mapping
-        Names, functions or transformers. The keys of a mapping replace the names in the result. The
-        names are "none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "random" (a random subspace
-        of the dimension of the concepts), "INLP", "RLACE", "oracle" and "quadratic".
+        Names ("none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "INLP", "RLACE", "oracle",
+        "quadratic", and "random", a random subspace of the dimension of the concepts), functions or
+        transformers. The keys of a mapping replace the names in the result.
 
         A function takes the training rows and a dictionary of their labels: "task" ("kept task" if
-        a concept is named "task") and "concept", or the names of several concepts. It returns a map
-        of rows, linear or not: a function of rows (m, d) that returns the erased rows (m, d), or a
-        :class:`Projection`, or a :class:`ConditionalEraser`, which receives labels, too.
+        a concept is named "task") and "concept", or the names of several concepts. It returns a
+        function of rows (m, d) that returns the erased rows, or a :class:`Projection`, or a
+        :class:`ConditionalEraser`.
 
-        A transformer of scikit-learn is fitted to the centred and scaled training rows by
-        ``fit(X, task)``, or ``fit(X, task, concept=...)`` if ``fit`` has that parameter, and
-        applied by ``transform``. The concept is a column of class codes; several concepts are their
-        joint classes, or a mapping of columns if some are quantities.
+        A transformer is fitted to centred and scaled rows by ``fit(X, task, concept=...)``, without
+        `concept` if it has no such parameter. The concept is a column of codes of (joint) classes,
+        or a mapping of columns if some concepts are quantities.
 
-        "quadratic" is :func:`splince_fast.quadratic` without shrinkage, and needs one concept of
-        classes; "oracle" is :func:`splince_fast.oracle`. Both keep the task and use the concept
-        label of every training, validation and test row; a note in the result says that their
-        values hold only for rows with a label of the concept.
+        "oracle", "quadratic" and a conditional eraser use the concept labels of all rows.
     heads : sequence or mapping
         "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
-        rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers, which are
-        fitted on erased rows. The keys of a mapping replace the names in the result.
+        rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers.
     association : float or sequence of float, optional
-        Levels p of :func:`spurious_split`; None is the natural split.
+        Levels p of :func:`spurious_split`, for classes; None is the natural split.
     aligned_class, sizes
         As for :func:`spurious_split`; the default sizes are the largest that are feasible at all
         levels.
@@ -121,26 +111,20 @@ def compare(
     alphas : sequence of float
         Candidate penalties of the head "retrained". The result has its metrics at every alpha.
     select : {"worst_group", "accuracy"}
-        Validation score by which alpha is selected for every eraser. For a task that is a quantity,
-        alpha is always selected by the mean squared error.
+        Validation score that selects alpha; for a quantity it is the mean squared error.
     leakage : sequence or mapping
-        Probes for the concept on erased test rows: "linear", or classifiers of scikit-learn, whose
-        metrics are named after them, such as "MLPClassifier_accuracy". For a quantity only "linear"
-        is computed.
+        Probes for the concept: "linear", or classifiers, whose metrics are named after them, such
+        as "MLPClassifier_accuracy". A quantity has only "linear".
     metrics : mapping of str to function or Metric, optional
-        Custom metrics: functions of (y_true, y_pred). To mark the best eraser by a metric, pass a
-        :class:`Metric` with a direction instead of a plain function.
+        Custom metrics: functions of (y_true, y_pred), or with a direction :class:`Metric`.
     test : column of shape (n,), optional
-        A fixed split instead of resampling: a mask of test rows, or a column of the names "train",
-        "validation" and "test". A fixed split requires ``n_seeds=1``, and its intervals are
-        bootstrap intervals.
+        A fixed split, with ``n_seeds=1`` and bootstrap intervals: a mask of test rows, or a column
+        of the names "train", "validation" and "test".
     n_jobs : int, optional
-        Number of processes, each with one BLAS thread; -1 means one process per processor. The
-        default is 1.
+        Number of processes, each with one BLAS thread; -1 means one per processor, None one.
     run : path, optional
-        Folder of finished records, with which an interrupted run is continued. The folder of a run
-        on other data is refused. A record is computed again if its settings have changed, and in
-        every run if it depends on a function or an object of the caller.
+        Folder of finished records, with which an interrupted run is continued. A record that
+        depends on a function or an object of the caller is computed in every run.
     progress : bool, optional
         Show a progress bar on stderr; by default in a terminal or notebook, after two seconds.
 
@@ -158,8 +142,7 @@ def compare(
     Warns
     -----
     SplinceWarning
-        Some test rows are equal to training rows; rows lack labels; a probe cannot be computed for
-        a quantity.
+        Test rows equal training rows; rows lack labels; a quantity lacks a probe.
 
     Examples
     --------
@@ -176,36 +159,33 @@ def compare(
     >>> result.mean("probe_accuracy", eraser="LEACE") < 0.6
     True
     """
-    settings = Settings(
-        task=task, concept=concept, groups=groups, erasers=erasers, heads=heads,
+    plan = make_plan(
+        X, task=task, concept=concept, groups=groups, erasers=erasers, heads=heads,
         association=association, aligned_class=aligned_class, sizes=sizes, n_seeds=n_seeds,
-        random_state=random_state, alphas=alphas, select=select, leakage=leakage,
-        metrics=metrics, test=test,
+        random_state=random_state, alphas=alphas, select=select, leakage=leakage, metrics=metrics,
+        test=test,
     )  # fmt: skip
-    plan = make_plan(X, settings)
     workers = workers_of(n_jobs)
     journal = Journal(run, plan.fingerprint)
     splits = {(seed, p): plan.split(seed, p) for seed in plan.seeds for p in plan.levels}
     notes = _data_notes(plan, splits)
     keys = _keys(plan, splits)
-    pending: dict[JobId, list[Component]] = {}
-    components = {e.name: e for e in (*plan.erasers, _ADVICE_COMPONENT)}
-    for record_id, record_key in keys.items():
-        if record_key not in journal.records:
-            erasers = pending.setdefault((record_id.seed, record_id.p), [])
-            # If one record of an eraser is missing, the eraser runs again with all heads.
-            if components[record_id.eraser] not in erasers:
-                erasers.append(components[record_id.eraser])
     records = {i: journal.records[k] for i, k in keys.items() if k in journal.records}
+    # If one record of an eraser is missing, the eraser runs again with all heads.
+    missing = {record_id[:3] for record_id in keys.keys() - records.keys()}
+    pending: dict[JobId, list[Component]] = {}
+    for (seed, p), eraser in product(splits, plan.erasers):
+        if (seed, p, eraser.name) in missing:
+            pending.setdefault((seed, p), []).append(eraser)
     joblib: Any = import_module("joblib")
     # Workers memory-map large arrays of the plan.
     calls = (
-        joblib.delayed(_run_job)(plan, job, splits[job], erasers, own_process=workers > 1)
-        for job, erasers in pending.items()
+        joblib.delayed(_run_job)(plan, job, splits[job], components, own_process=workers > 1)
+        for job, components in pending.items()
     )
     with Progress(len(pending), show=progress, unit="jobs") as bar:
         for job_records in joblib.Parallel(workers, return_as="generator_unordered")(calls):
-            journal.add({key: r for r in job_records if (key := keys[r.id])})
+            journal.add({keys[r.id]: r for r in job_records if keys[r.id]})
             records |= {r.id: r for r in job_records}
             bar.advance(1)
     return Comparison([records[record_id] for record_id in keys], _context(plan, splits, notes))
@@ -213,36 +193,26 @@ def compare(
 
 def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId, str]:
     """Return the hash of each record's inputs; "" if an object of the caller is among them."""
-    components = {c.name: c for c in (*plan.erasers, _ADVICE_COMPONENT)}
-    heads = {head.name: head for head in plan.heads}
     keys = {}
-    for (seed, p), split in splits.items():
-        for eraser, head in _pairs(plan):
-            is_head = head != ERASER_ROW
-            used = [components[eraser], *((heads[head], *plan.metrics) if is_head else plan.probes)]
-            settings = {
-                "layout": _LAYOUT,
-                "data": plan.fingerprint,
-                "version": library_version(),
-                "seed": seed,
-                "p": p,
-                "sizes": split.sizes,
-                "aligned_class": repr(split.aligned_class),
-                "components": [(c.name, c.role) for c in used],
-                "alphas": plan.alphas if is_head else (),
-                "select": plan.select if is_head else "",
-            }
-            text = json.dumps(settings, sort_keys=True)
-            key = hashlib.sha256(text.encode()).hexdigest()[:20]
-            keys[RecordId(seed, p, eraser, head)] = key if all(c.role for c in used) else ""
+    heads = (Component(ERASER_ROW, "eraser"), *plan.heads)
+    for ((seed, p), split), eraser, head in product(splits.items(), plan.erasers, heads):
+        is_head = head.name != ERASER_ROW
+        used = [eraser, head, *(plan.metrics if is_head else plan.probes)]
+        settings = {
+            "layout": _LAYOUT,
+            "data": plan.fingerprint,
+            "version": library_version(),
+            "seed": seed,
+            "p": p,
+            "sizes": split.sizes,
+            "aligned_class": repr(split.aligned_class),
+            "components": [(c.name, c.role) for c in used],
+            "alphas": plan.alphas if is_head else (),
+            "select": plan.select if is_head else "",
+        }
+        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:20]
+        keys[seed, p, eraser.name, head.name] = key if all(c.role for c in used) else ""
     return keys
-
-
-def _pairs(plan: ComparisonPlan) -> list[tuple[str, str]]:
-    """(eraser, head) of every record of a job; the record of an eraser itself comes first."""
-    heads = (ERASER_ROW, *(head.name for head in plan.heads))
-    pairs = [(eraser.name, head) for eraser in plan.erasers for head in heads]
-    return [*pairs, (ADVICE, ERASER_ROW)] if isinstance(plan.task, ClassCodes) else pairs
 
 
 def _data_notes(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str]:
@@ -301,11 +271,6 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
     aligned = None if plan.protocol is None else plan.protocol.aligned_class
     if isinstance(aligned, dict):
         aligned = ", ".join(f"{a} to {b}" for a, b in aligned.items())
-    test_rows = {job: np.sort(split.test) for job, split in splits.items()}
-    same_test = all(
-        np.array_equal(rows, test_rows[seed, plan.levels[0]])
-        for (seed, _), rows in test_rows.items()
-    )
     return Context(
         n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
         heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
@@ -313,29 +278,19 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
         alphas=plan.alphas, select=plan.select, probes=tuple(probe.name for probe in plan.probes),
         concepts=tuple(plan.concepts),
         cells=() if plan.cells is None else texts_of(plan.cells.classes),
-        fingerprint=plan.fingerprint, version=library_version(),
-        notes=tuple(notes), test_labels=test_labels,
+        fingerprint=plan.fingerprint, notes=tuple(notes), test_labels=test_labels,
         eraser_roles=tuple(e.role for e in plan.erasers),
         head_roles=tuple(h.role for h in plan.heads),
         custom_metrics={
             m.name: CustomMetric(m.spec.label, m.spec.lower_is_better) for m in plan.metrics
         },
-        same_test=same_test,
-        concept_sizes=tuple(
-            len(concept.classes) if isinstance(concept, ClassCodes) else 0
-            for concept in plan.concepts.values()
-        ),
     )  # fmt: skip
 
 
 def _run_job(
-    plan: ComparisonPlan,
-    job: JobId,
-    split: Split,
-    erasers: Sequence[Component],
-    *,
+    plan: ComparisonPlan, job: JobId, split: Split, erasers: Sequence[Component], *,
     own_process: bool,
-) -> list[Record]:
+) -> list[Record]:  # fmt: skip
     """Run the job of a seed and level with one BLAS thread; return the records of the erasers."""
     from threadpoolctl import threadpool_limits
 

@@ -6,10 +6,8 @@ rows. The natural split is random.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +23,9 @@ Rows = NDArray[np.intp]
 Float = NDArray[np.float64]
 Cell = tuple[int, int]  # code of a class of the task, code of a class of the concept
 Sizes = tuple[int, int, int]
-RowParts = tuple[Rows, Rows, Rows]  # numbers of training, validation and test rows
+# Permuted row numbers of a cell: one permutation, from which test, validation and training rows are
+# taken in this order; with groups, three: of the rows in test, validation and training groups.
+Pool = tuple[Rows, ...]
 
 TEST_FRACTION, VALIDATION_FRACTION = 0.2, 0.1
 
@@ -37,10 +37,9 @@ class Split:
     train: Rows  # for `spurious_split`, cell by cell in lexicographic order
     validation: Rows
     test: Rows
-    p: float | None  # association of training and validation rows; None for the natural split
     # Class of the concept that is aligned with the second class of the task, or a mapping from
     # classes of the task to classes of the concept.
-    aligned_class: object
+    aligned_class: object  # None for the natural split
     missing: int  # number of rows left out because a label is missing
     notes: tuple[str, ...]  # on smaller sizes, and on an aligned class that chance may have chosen
 
@@ -81,56 +80,54 @@ class Protocol:
                 f"the task has {len(y.classes)} classes; pass the aligned class of the concept for "
                 "each of them, as aligned_class={'nurse': 'female', ...}"
             )
+        notes: tuple[str, ...] = ()
         if aligned_class is None:
             aligned_class, notes = _most_associated(y, z)
-            return cls(y, z, aligned_class, codes, notes)
-        if aligned_class not in z.classes:
+        elif aligned_class not in z.classes:
             raise LabelError(
                 f"aligned_class is {aligned_class!r}; the concept has the classes {z.classes[:20]}"
             )
-        return cls(y, z, aligned_class, codes)
+        return cls(y, z, aligned_class, codes, notes)
 
     def fractions(self, p: float) -> dict[Cell, float]:
-        """Fraction of each cell among the training and validation rows at association p."""
-        K = len(self.z.classes)
-        fractions = {}
-        if isinstance(self.aligned_class, dict):
-            C = len(self.aligned_class)
-            for a, name in enumerate(self.y.classes):
-                if name not in self.aligned_class:
-                    continue
-                aligned = self.z.classes.index(self.aligned_class[name])
-                for b in range(K):
-                    fractions[a, b] = p / C if b == aligned else (1 - p) / C / (K - 1)
-            return fractions
-        aligned = self.z.classes.index(self.aligned_class)
-        for a, fraction in ((0, (1 - p) / 2), (1, p / 2)):
-            for b in range(K):
-                fractions[a, b] = fraction if b == aligned else (0.5 - fraction) / (K - 1)
-        return fractions
+        """Fraction of each cell, in lexicographic order, among the training rows at association p.
 
-    def cells(self) -> list[Cell]:
-        """Cells of the protocol in lexicographic order."""
-        return sorted(self.fractions(0.5))
+        The validation rows have the same fractions.
+        """
+        if isinstance(self.aligned_class, dict):
+            aligned = {a: (p, self.aligned_class[a]) for a in self.aligned_class}
+        else:
+            first, second = self.y.classes
+            aligned = {first: (1 - p, self.aligned_class), second: (p, self.aligned_class)}
+        fractions = {}
+        for a, name in enumerate(self.y.classes):
+            for b, other in enumerate(self.z.classes):
+                if name in aligned:
+                    share, target = aligned[name]
+                    rest = (1 - share) / len(aligned) / (len(self.z.classes) - 1)
+                    fractions[a, b] = share / len(aligned) if other == target else rest
+        return fractions
 
     @property
     def usable(self) -> NDArray[np.bool_]:
         """Mask (n,) of the rows with both labels."""
         return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
 
-    def _in_cell(self, cell: Cell) -> NDArray[np.bool_]:
-        """Mask (n,) of the rows in a cell."""
-        a, b = cell
-        return np.asarray((self.y.codes == a) & (self.z.codes == b))
+    def _rows_of_cells(self) -> dict[Cell, Rows]:
+        """Row numbers of each cell of the protocol."""
+        return {
+            (a, b): np.flatnonzero((self.y.codes == a) & (self.z.codes == b))
+            for a, b in self.fractions(0.5)
+        }
 
     def largest_sizes(self, levels: Sequence[float]) -> Sizes:
         """Largest sizes, 70:10:20, that are feasible at all levels; groups are not considered."""
-        counts = {cell: int(self._in_cell(cell).sum()) for cell in self.cells()}
-        total = math.inf
-        for p in levels:
-            for cell, fraction in self.fractions(p).items():
-                need = TEST_FRACTION / len(counts) + (1 - TEST_FRACTION) * fraction
-                total = min(total, max(0, counts[cell] - 3) / need)
+        counts = {cell: len(rows) for cell, rows in self._rows_of_cells().items()}
+        total = min(
+            max(0, counts[cell] - 3)
+            / (TEST_FRACTION / len(counts) + (1 - TEST_FRACTION) * fraction)
+            for p in levels for cell, fraction in self.fractions(p).items()
+        )  # fmt: skip
         sizes = (
             int(total * (1 - TEST_FRACTION - VALIDATION_FRACTION)),
             int(total * VALIDATION_FRACTION),
@@ -144,101 +141,76 @@ class Protocol:
             )
         return sizes
 
-    def split(
-        self, p: float, sizes: Sizes, random_state: int, *, on_shortage: str = "raise"
-    ) -> Split:
-        """Split as documented in :func:`spurious_split`."""
-        if on_shortage not in ("raise", "shrink"):
-            raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
+    def split(self, p: float, sizes: Sizes, random_state: int) -> Split:
+        """Split as documented in :func:`spurious_split`; with groups, sizes may be reduced."""
         pools = self._pools(sizes, np.random.default_rng(random_state))
         required = self._required_rows(p, sizes)
         notes = self.notes
-        factor = min(pools[cell].feasible_factor(counts) for cell, counts in required.items())
+        factor = min(_feasible_factor(pools[cell], counts) for cell, counts in required.items())
         if factor < 1:
             smaller = (int(sizes[0] * factor), int(sizes[1] * factor), int(sizes[2] * factor))
-            cell = max(required, key=lambda c: sum(required[c]) / max(1, pools[c].n_rows))
+            n_rows = {cell: sum(map(len, pool)) for cell, pool in pools.items()}
+            cell = max(required, key=lambda c: sum(required[c]) / max(1, n_rows[c]))
             text = (
-                f"at p = {p:g} the cells allow sizes {smaller}, not {sizes}: "
-                f"cell {self._class_names(cell)} has {pools[cell].n_rows} rows and needs "
-                f"{sum(required[cell])}"
+                f"at p = {p:g} the cells allow sizes {smaller}, not {sizes}: cell "
+                f"{self._class_names(cell)} has {n_rows[cell]} rows and needs {sum(required[cell])}"
             )
-            if on_shortage == "raise":
-                raise NotEnoughDataError(
-                    f"{text}. Pass smaller sizes, or on_shortage='shrink' to reduce all sizes by "
-                    "the same factor"
-                )
+            if self.groups is None:
+                raise NotEnoughDataError(f"{text}. Pass smaller sizes")
             required = self._required_rows(p, smaller)
             notes = (*notes, f"sizes reduced: {text}")
-        parts = [pools[cell].take(counts) for cell, counts in required.items()]
-        train, validation, test = map(np.concatenate, zip(*parts, strict=True))
+        parts = [_take(pools[cell], counts) for cell, counts in required.items()]
+        test, validation, train = map(np.concatenate, zip(*parts, strict=True))
         if not len(train) or not len(test):
             raise NotEnoughDataError(
                 f"the split has {len(train)} training and {len(test)} test rows, and needs both; "
-                f"pass sizes that give each of the {len(self.cells())} cells at least one row"
+                f"pass sizes that give each of the {len(pools)} cells at least one row"
             )
         missing = len(self.usable) - int(self.usable.sum())
-        return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
+        return Split(train, validation, test, self.aligned_class, missing, notes)
 
     def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
         """Return the permuted rows of each cell; with groups, one array for each part."""
-        rows_of = {cell: np.flatnonzero(self._in_cell(cell)) for cell in self.cells()}
+        rows_of = self._rows_of_cells()
         if self.groups is None:
-            return {cell: Pool((rng.permutation(rows),)) for cell, rows in rows_of.items()}
+            return {cell: (rng.permutation(rows),) for cell, rows in rows_of.items()}
         total = sum(sizes)
         fractions = (sizes[2] / total, sizes[1] / total)
         part, rank = parts_of_groups(self.groups, np.flatnonzero(self.usable), rng, fractions)
-        pools = {}
-        for cell, rows in rows_of.items():
-            ordered = rows[np.lexsort((rows, rank[rows]))]
-            pools[cell] = Pool(tuple(ordered[part[ordered] == k] for k in range(3)))
-        return pools
+        ordered = {cell: rows[np.lexsort((rows, rank[rows]))] for cell, rows in rows_of.items()}
+        return {
+            cell: tuple(rows[part[rows] == k] for k in range(3)) for cell, rows in ordered.items()
+        }
 
     def _required_rows(self, p: float, sizes: Sizes) -> dict[Cell, Sizes]:
         """Return the required numbers of test, validation and training rows of each cell at p."""
         train, validation, test = sizes
-        fractions, cells = self.fractions(p), self.cells()
+        fractions = self.fractions(p)
         return {
-            c: (test // len(cells), round(validation * fractions[c]), round(train * fractions[c]))
-            for c in cells
+            cell: (test // len(fractions), round(validation * f), round(train * f))
+            for cell, f in fractions.items()
         }
 
     def _class_names(self, cell: Cell) -> tuple[ClassName, ClassName]:
-        """Return the class names of a cell."""
         return self.y.classes[cell[0]], self.z.classes[cell[1]]
 
 
-class Pool(NamedTuple):
-    """Permuted row numbers of a cell."""
+def _feasible_factor(pool: Pool, required: Sizes) -> float:
+    """Return a factor f such that a cell has f times the required rows; 1 if it has all."""
+    counts = required if len(pool) > 1 else (sum(required),)
+    # Subtract three rows: rounding may raise the numbers of test, validation and training rows by
+    # one row each.
+    factors = (
+        max(0, len(rows) - 3) / count
+        for rows, count in zip(pool, counts, strict=True) if count > len(rows)
+    )  # fmt: skip
+    return min(factors, default=1.0)
 
-    # One permutation, from which test, validation and training rows are taken in this order; with
-    # groups, three permutations: of the rows in test, validation and training groups.
-    orders: tuple[Rows, ...]
 
-    @property
-    def n_rows(self) -> int:
-        """Number of rows of the cell."""
-        return sum(map(len, self.orders))
-
-    def feasible_factor(self, required: Sizes) -> float:
-        """Return a factor f such that the cell has f times the required rows; 1 if it has all."""
-        counts = required if len(self.orders) > 1 else (sum(required),)
-        # Subtract three rows: rounding may raise the numbers of test, validation and training
-        # rows by one row each.
-        factors = (
-            max(0, len(rows) - 3) / count
-            for rows, count in zip(self.orders, counts, strict=True) if count > len(rows)
-        )  # fmt: skip
-        return min(factors, default=1.0)
-
-    def take(self, required: Sizes) -> RowParts:
-        """Take training, validation and test rows, as many as `_required_rows` returns."""
-        n_test, n_validation, n_train = required
-        if len(self.orders) == 1:
-            (order,) = self.orders
-            test, validation, train = np.split(order, [n_test, n_test + n_validation])
-        else:
-            test, validation, train = self.orders
-        return train[:n_train], validation[:n_validation], test[:n_test]
+def _take(pool: Pool, required: Sizes) -> list[Rows]:
+    """Take test, validation and training rows, as many as `_required_rows` returns."""
+    parts = pool if len(pool) > 1 else np.split(pool[0], np.cumsum(required)[:2])
+    return [rows[:n] for rows, n in zip(parts, required, strict=True)]
 
 
 def parts_of_groups(
@@ -308,22 +280,15 @@ def spurious_split(
     sizes: tuple[int, int, int] | None = None,
     random_state: int = 0,
     aligned_class: object = None,
-    groups: object = None,
-    on_shortage: str = "raise",
 ) -> Split:
     """Draw training and validation rows with a given association, and decorrelated test rows.
 
     A cell is a pair (y, z) of a class of the task and a class of the concept. All cells have the
-    same number of test rows. The fractions of the cells among the training and among the validation
-    rows follow from p:
-
-    - For a task of two classes (y = 0, 1) and an aligned class a of the concept, the classes of the
-      task are balanced, and p = P(z = a | y = 1) = P(z != a | y = 0). The cell (1, a) has the
-      fraction p / 2, and the other K - 1 cells of y = 1 divide (1 - p) / 2 equally. The cell (0, a)
-      has the fraction (1 - p) / 2, and the other K - 1 cells of y = 0 divide p / 2 equally. K is
-      the number of classes of the concept.
-    - For a mapping a from C classes of the task to classes of the concept, the cell (y, a[y]) has
-      the fraction p / C, and the other cells of y divide (1 - p) / C equally.
+    same number of test rows. For a mapping a from C classes of the task to classes of the concept,
+    the cell (y, a[y]) has the fraction p / C of the training and of the validation rows, and the
+    other K - 1 cells of y divide (1 - p) / C equally, K being the number of classes of the concept.
+    For a task of two classes (y = 0, 1) and one aligned class a, p = P(z = a | y = 1)
+    = P(z != a | y = 0): as above with C = 2, but with 1 - p instead of p for y = 0.
 
     *Rule*: ``rng = default_rng(random_state)``; for each cell, in lexicographic order of (y, z),
     ``m = rng.permutation(rows of the cell)``. The first ``n_test // n_cells`` entries of m are test
@@ -338,34 +303,25 @@ def spurious_split(
         Association, in [0, 1].
     sizes : tuple of three int, optional
         Numbers of training, validation and test rows. The default is the largest sizes, in the
-        ratio 70:10:20, for which every cell has enough rows; it does not consider `groups`.
+        ratio 70:10:20, for which every cell has enough rows.
     random_state : int
         Seed of the permutations.
     aligned_class : class, or mapping of task class to concept class, optional
         Class of the concept that is aligned with the second class of the task, or the mapping a.
         The default is the class z of the concept with the largest difference
         P(z | second class of the task) - P(z | first class of the task).
-    groups : column of shape (n,), optional
-        Groups, such as persons or documents. All rows of a group are in the same part. ``rng``
-        permutes the groups instead of the rows; in this order they become test, validation and
-        training groups, in the ratio of the sizes.
-    on_shortage : {"raise", "shrink"}
-        If a cell has too few rows, "raise" raises an error, and "shrink" reduces all sizes by the
-        same factor.
 
     Returns
     -------
     Split
-        Row numbers, and notes on adjusted sizes.
+        Row numbers, and notes.
 
     Raises
     ------
     InputError
         A parameter is out of range.
     LabelError
-        The task or the concept has one class or is a quantity; `aligned_class` names an unknown
-        class, or is not a mapping although the task has more than two classes; or the pandas index
-        of a column is that of `task` in another order.
+        The task or the concept has one class or is a quantity, or `aligned_class` does not fit.
     NotEnoughDataError
         A cell has too few rows; the message gives the largest feasible sizes.
 
@@ -384,13 +340,11 @@ def spurious_split(
     check_p(p)
     check_random_state(random_state)
     check_index(task, concept, "concept", of="task")
-    check_index(task, groups, "groups", of="task")
     y = class_codes(task, "task")
-    protocol = Protocol.of(
-        y, class_codes(concept, "concept", len(y), of="task"), aligned_class, groups
-    )
+    z = class_codes(concept, "concept", len(y), of="task")
+    protocol = Protocol.of(y, z, aligned_class, None)
     sizes = protocol.largest_sizes([p]) if sizes is None else check_sizes(sizes)
-    return protocol.split(p, sizes, random_state, on_shortage=on_shortage)
+    return protocol.split(p, sizes, random_state)
 
 
 def natural_split(
@@ -400,11 +354,11 @@ def natural_split(
     rows = np.flatnonzero(usable)
     rng = np.random.default_rng(random_state)
     if groups is None:
+        n_test, n_validation = len(rows) // 4, len(rows) // 10
         order = rng.permutation(rows)
-        test, rest = order[: len(rows) // 4], order[len(rows) // 4 :]
-        validation, train = rest[: len(rows) // 10], rest[len(rows) // 10 :]
+        test, validation, train = np.split(order, [n_test, n_test + n_validation])
     else:
         part, rank = parts_of_groups(groups, rows, rng, (0.25, 0.1))
         order = rows[np.lexsort((rows, rank[rows]))]
         test, validation, train = (order[part[order] == k] for k in range(3))
-    return Split(train, validation, test, None, None, len(usable) - len(rows), ())
+    return Split(train, validation, test, None, len(usable) - len(rows), ())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -25,9 +23,6 @@ MIN_SEEDS = 3  # smallest number of seeds for a test or an interval
 # Values count as equal if their standard error is at most this fraction of their mean.
 EQUAL_RTOL = 2.0**-40
 N_DRAWS = 2000  # number of bootstrap draws
-# BCa evaluates the statistic once per row that is left out. Above this number of rows, the
-# percentile interval takes its place: their limits differ by a term of order 1 / n.
-MAX_JACKKNIFE = 1000
 
 
 class Interval(NamedTuple):
@@ -44,8 +39,7 @@ def t_interval(values: Sequence[float]) -> Interval:
     """Mean of `values`, one per seed, with its 95 % t interval; NaN values are left out.
 
     As the splits of one data set share rows, the interval describes the variation over splits, not
-    over data sets. Fewer than three values have no interval: of two, its half width would be 12.7
-    standard errors.
+    over data sets. Of two values its half width would be 12.7 standard errors, so it is NaN.
     """
     finite = np.array([v for v in values if not math.isnan(v)], dtype=np.float64)
     n = len(finite)
@@ -83,7 +77,7 @@ class Difference:
     n: int  # seeds at which both have a value
     favours_method: int  # seeds at which the method has the larger value
     favours_reference: int
-    how: str  # test: "corrected t", "bootstrap (BCa)", "bootstrap (percentile)" or "no test"
+    how: str  # test: "corrected t", "bootstrap" or "no test"
 
     @property
     def significant(self) -> bool:
@@ -109,17 +103,13 @@ def corrected_t(
     """Nadeau and Bengio's corrected resampled t test (Machine Learning 52, 2003).
 
     The statistic is t = mean / sqrt((1/J + n_test/n_train) var), with J - 1 degrees of freedom,
-    where mean and var are those of the J differences. The correction n_test/n_train is needed
-    because the J splits of one data set share rows.
+    where mean and var are those of the J differences, one per seed, and `ratio` is n_test/n_train.
 
-    If there are few seeds or few test rows, differences may be nearly equal by chance, and var is
-    then too small. A second test therefore uses the normal distribution with `min_variance` instead
-    of var. The larger p and the wider interval of the two tests are returned.
-
-    `differences` has one value per seed, and `ratio` is n_test / n_train. `min_variance` is a lower
-    bound of the variance of one difference; 0 omits the second test. The result is `NO_TEST` if a
-    difference is infinite, or if the differences are equal up to rounding error and not 0, and
-    `min_variance` is 0.
+    Few differences may be nearly equal by chance, and var is then too small. A second test
+    therefore uses the normal distribution with `min_variance`, a lower bound of the variance of one
+    difference, instead of var; the larger p and the wider interval are returned. The result is
+    `NO_TEST` if a difference is infinite, or if the differences are equal up to rounding error and
+    not 0, and `min_variance` is 0.
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
@@ -144,9 +134,8 @@ def corrected_t(
 def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
     """Number of seeds at which the 95 % interval of :func:`corrected_t` has a given half width.
 
-    The result is the smallest J >= 3 with t_{J-1} sd sqrt(1/J + ratio) <= half_width, or None if J
-    would exceed 1000: as the splits share rows, the standard error tends to sd sqrt(ratio), not
-    to 0. sd (`deviation`) is the standard deviation over seeds, and `ratio` is n_test / n_train.
+    The smallest J >= 3 with t_{J-1} sd sqrt(1/J + ratio) <= half_width, sd the `deviation` over
+    seeds; None if J would exceed 1000, as the standard error tends to sd sqrt(ratio), not to 0.
     """
     for n in range(MIN_SEEDS, 1001):
         quantile = float(stdtrit(n - 1, 0.975))
@@ -171,24 +160,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def paired_difference(
-    method: str,
-    reference: str,
-    values: Mapping[int, float],
-    reference_values: Mapping[int, float],
-    ratio: float,
-    resolution: int | None = None,
-) -> Difference:
+    method: str, reference: str, values: Mapping[int, float],
+    reference_values: Mapping[int, float], ratio: float, resolution: int | None = None,
+) -> Difference:  # fmt: skip
     """Difference of two methods over the seeds at which both have a value, with a test.
 
-    `values` and `reference_values` map seeds to values, and `ratio` is n_test / n_train.
     `resolution` is m for values that are fractions of m test rows (for a worst group, the rows of
-    the smallest cell), and None for other values. ``p_holm`` is set to ``p``; the caller adjusts
-    ``p_holm``.
-
-    `resolution` gives the lower bound `min_variance` of :func:`corrected_t`: if the accuracies of
-    two methods on m test rows differ by D, the methods differ on at least |D| m rows, each of which
-    contributes +-1 / m to D. Over random draws of the rows, the variance of D is therefore at least
-    |D| (1 - |D|) / m.
+    the smallest cell), and None for other values. If the accuracies of two methods on m rows differ
+    by D, the methods differ on at least |D| m rows, each of which contributes +-1 / m to D. Over
+    random draws of the rows, the variance of D is therefore at least |D| (1 - |D|) / m.
     """
     seeds = [
         s for s in values
@@ -208,77 +188,35 @@ def paired_difference(
     )  # fmt: skip
 
 
-def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float, float]:
-    """95 % interval in [0, 1] of the accuracy in a cell, over J splits that share rows.
+def bootstrap_values(statistic: Statistic, n: int, clusters: Rows | None = None) -> Float:
+    """Values of a statistic on `N_DRAWS` draws of all rows, or of whole clusters; () for one unit.
 
-    `rates` holds the J accuracies in the cell, one per seed; `n` is the number of test rows of the
-    cell per seed; `ratio` is n_test / n_train.
-
-    The result is the union of two intervals: that of :func:`corrected_t`, and Wilson's interval for
-    min(J n, n / (1/J + ratio)) rows. Wilson's interval for J n rows would be too narrow, because a
-    row may be a test row at several seeds. For fewer than three seeds, the result is Wilson's
-    interval for n rows.
+    The draws depend on n and the clusters alone, so the values of two statistics are paired.
     """
-    mean = math.fsum(rates) / len(rates)
-    if len(rates) < MIN_SEEDS:
-        return wilson_interval(round(mean * n), round(n))
-    effective = round(min(len(rates) * n, n / (1 / len(rates) + ratio)))
-    low, high = wilson_interval(round(mean * effective), effective)
-    test = corrected_t(rates, ratio)
-    if not math.isnan(test.low):
-        low, high = min(low, max(0.0, test.low)), max(high, min(1.0, test.high))
-    return low, high
-
-
-class BootstrapResult(NamedTuple):
-    """Bootstrap interval of a statistic, and two-sided p value of the hypothesis that it is 0."""
-
-    low: float
-    high: float
-    p: float
-    how: str  # "bootstrap (BCa)", "bootstrap (percentile)" or "no test"
-
-
-def over_clusters(statistic: Statistic, clusters: Rows | None) -> Statistic:
-    """Return the statistic as a function of cluster numbers; the clusters have codes (n,)."""
-    if clusters is None:
-        return statistic
-    _, codes = np.unique(clusters, return_inverse=True)
-    order = np.argsort(codes, kind="stable")
-    members = np.split(order, np.cumsum(np.bincount(codes))[:-1])
-    return lambda drawn: statistic(np.concatenate([members[i] for i in drawn]))
-
-
-def bootstrap_values(statistic: Statistic, n: int) -> Float:
-    """Values of a statistic on `N_DRAWS` draws of n of n units; the draws depend on n alone."""
+    members = None
+    if clusters is not None:
+        _, codes = np.unique(clusters, return_inverse=True)
+        counts = np.bincount(codes)
+        n, members = len(counts), np.split(np.argsort(codes, kind="stable"), np.cumsum(counts)[:-1])
     rng = np.random.default_rng(0)
-    return np.array([statistic(rng.integers(0, n, size=n)) for _ in range(N_DRAWS)])
+    values = []
+    for _ in range(N_DRAWS if n > 1 else 0):
+        rows = rng.integers(0, n, size=n)
+        if members is not None:
+            rows = np.concatenate([members[i] for i in rows])
+        values.append(statistic(rows))
+    return np.array(values)
 
 
-def bootstrap_test(statistic: Statistic, n: int, values: Float, *, smooth: bool) -> BootstrapResult:
-    """Return a statistic's 95 % bootstrap interval, and its p value for the hypothesis of 0.
+def bootstrap_interval(values: Float) -> tuple[float, float, float]:
+    """Limits of the 95 % percentile interval of bootstrap values, and p of the hypothesis of 0.
 
-    `statistic` is a function of the numbers of n units (rows or clusters), and `values` holds its
-    values on the draws of :func:`bootstrap_values`; NaN values are left out. The interval is BCa
-    (B. Efron, JASA 82, 1987). It is the percentile interval unless the statistic is `smooth`, which
-    a minimum over groups is not, and for more than `MAX_JACKKNIFE` units. The p value is twice the
-    fraction of the draws on the rarer side of 0. All results are NaN for one unit.
+    p is twice the fraction of the values on the rarer side of 0. NaN values are left out; without
+    values, the results are NaN.
     """
     values = values[~np.isnan(values)]
-    if len(values) < 2 or n < 2:
-        return BootstrapResult(math.nan, math.nan, math.nan, "no test")
+    if not len(values):
+        return math.nan, math.nan, math.nan
     rarer = min(int(np.sum(values <= 0)), int(np.sum(values >= 0)))
-    p = min(1.0, 2 * (1 + rarer) / (1 + len(values)))
     low, high = np.quantile(values, [0.025, 0.975])
-    how, known = "bootstrap (percentile)", SimpleNamespace(bootstrap_distribution=values)
-    if smooth and n <= MAX_JACKKNIFE and low < high:
-        with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
-            warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
-            limits = scipy.stats.bootstrap(
-                (np.arange(n),), statistic, n_resamples=0, vectorized=False, method="BCa",
-                bootstrap_result=cast(Any, known),
-            ).confidence_interval  # fmt: skip
-        # NaN where the statistic has no value without one of the units
-        if not np.isnan(limits).any():
-            (low, high), how = limits, "bootstrap (BCa)"
-    return BootstrapResult(float(low), float(high), p, how)
+    return float(low), float(high), min(1.0, 2 * (1 + rarer) / (1 + len(values)))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Sequence
 
 from splince_fast.evaluation.data import FEW_ROWS
 from splince_fast.evaluation.measurements import Measurements, has_few_rows
-from splince_fast.evaluation.metrics import OF_FAIRNESS, SUMMARY, concept_key, headline
-from splince_fast.evaluation.records import ERASER_ROW, Context
+from splince_fast.evaluation.metrics import SUMMARY, headline
+from splince_fast.evaluation.records import ERASER_ROW
 from splince_fast.evaluation.statistics import MIN_SEEDS
-from splince_fast.evaluation.text_table import Table, interval_text, number, wrapped
+from splince_fast.evaluation.text_table import Table, interval_text, number
 
 # Order of the columns of the summary tables: that of SUMMARY, except that accuracy comes first.
 _COLUMNS = ("accuracy", *(m for m in SUMMARY if m != "accuracy"))
@@ -22,20 +21,15 @@ _HEADS = {
 }
 
 
-def overview(result: Measurements) -> str:
-    """Return the tables and notes of a comparison as text."""
-    remarks = "\n".join(map(wrapped, remark_lines(result)))
-    return "\n\n".join(filter(None, [heading(result), *map(str, summaries(result)), remarks]))
-
-
-def notebook(result: Measurements) -> str:
-    """Return the content of `overview` as HTML, for notebooks."""
-    items = "".join(f"<li>{html.escape(line)}</li>" for line in remark_lines(result))
-    return (
-        f"<p style='white-space:pre-line'>{html.escape(heading(result))}</p>"
-        + "".join(table._repr_html_() for table in summaries(result))
-        + (f"<ul>{items}</ul>" if items else "")
-    )
+def overview(result: Measurements) -> list[list[str] | Table]:
+    """Return the tables of a comparison, lines on its data above, and failures and notes below."""
+    failed = [
+        f"! {eraser}{', ' + head if head else ''}: {reason}"
+        for eraser, head, reason in failures(result)
+    ]
+    notes = (f"note: {note}" for note in result.notes[:8])
+    remarks = [*failed, *notes]
+    return [heading(result), *summaries(result), *([remarks] if remarks else [])]
 
 
 def failures(result: Measurements) -> list[tuple[str, str, str]]:
@@ -44,36 +38,8 @@ def failures(result: Measurements) -> list[tuple[str, str, str]]:
     return [row for row in rows if not row[1] or (row[0], ERASER_ROW, row[2]) not in rows]
 
 
-def remark_lines(result: Measurements) -> list[str]:
-    """Return the lines with the failures, the first eight notes, and the expected R2."""
-    failed = [
-        f"! {eraser}{', ' + head if head else ''}: {reason}"
-        for eraser, head, reason in failures(result)
-    ]
-    return [*failed, *(f"note: {note}" for note in result.notes[:8]), *expected_lines(result)]
-
-
-def expected_lines(result: Measurements) -> list[str]:
-    """Return a line per concept with the R2 that new rows like the training rows would show."""
-    values, context, lines = result.advice(), result.context, []
-    for name in context.concepts:
-        r2 = values.get(concept_key("expected_r2", name, context.concepts))
-        if r2 == 0.0 and context.d > 1:
-            lines.append(
-                f"expected: the training rows have no linear association with {name} beyond noise; "
-                "are they erased already?"
-            )
-        elif r2 is not None:
-            lines.append(
-                f"expected: after erasing, the best linear prediction of {name} has R2 {r2:.3f} in "
-                "new rows like the training rows; a probe that finds clearly more has test rows of "
-                "another distribution"
-            )
-    return lines
-
-
-def heading(result: Measurements) -> str:
-    """Return the text of the sizes of data and splits, and the meaning of the intervals."""
+def heading(result: Measurements) -> list[str]:
+    """Return the sizes of data and splits, and the meaning of the intervals."""
     c, sizes = result.context, list(result.sizes.values())
     train, validation, test = (_range(counts) for counts in zip(*sizes, strict=True))
     if c.test_labels:
@@ -84,28 +50,8 @@ def heading(result: Measurements) -> str:
         meaning = f"{len(c.seeds)} seed(s): fewer than {MIN_SEEDS}, so nothing is tested"
     else:
         meaning = f"mean ± half a 95 % interval over {len(c.seeds)} resamplings of this data set"
-    first = f"{c.n:,} rows, {c.d} features; {train} train, {validation} validation, {test} test"
-    more = map(wrapped, split_sizes(result)) if len(set(sizes)) > 1 else ()
-    return "\n".join([first, meaning, *more])
-
-
-def split_sizes(result: Measurements) -> list[str]:
-    """Return a line per level: sizes of its splits, and fraction of all rows in each split."""
-    lines = []
-    for p in result.context.levels:
-        seeds: dict[tuple[int, int, int], list[str]] = {}
-        for (seed, q), size in result.sizes.items():
-            if q == p:
-                seeds.setdefault(size, []).append(str(seed))
-        sizes = "; ".join(
-            f"{train:,} + {validation:,} + {test:,}, "
-            f"{(train + validation + test) / result.context.n:.0%} of the rows"
-            + (f" (seed{'s' * (len(names) > 1)} {', '.join(names)})" if len(seeds) > 1 else "")
-            for (train, validation, test), names in seeds.items()
-        )
-        level = "natural split" if p is None else f"p = {p:g}"
-        lines.append(f"{level}: training + validation + test = {sizes}")
-    return lines
+    size = f"{c.n:,} rows, {c.d} features; {train} train, {validation} validation, {test} test"
+    return [size, meaning]
 
 
 def _range(numbers: Sequence[int]) -> str:
@@ -122,7 +68,6 @@ def summaries(result: Measurements) -> list[Table]:
     context, present = result.context, result.metrics
     columns = (
         [m for m in _COLUMNS if m in present],
-        [m for m in present if m.partition("[")[0] in OF_FAIRNESS],
         [m for m in context.custom_metrics if m in present],
     )
     tables = [
@@ -169,7 +114,10 @@ def summary(result: Measurements, head: str, p: float | None, metrics: Sequence[
             f"k/{len(context.seeds)}: k of {len(context.seeds)} seeds have values, the others "
             "failed; erasers are compared over the seeds at which all have values"
         )
-    level = "your test rows" if context.test_labels else association(context, p)
+    level = "your test rows" if context.test_labels else "natural split"
+    if p is not None:
+        aligned = f" (aligned: {context.aligned_class})" if context.aligned_class else ""
+        level = f"association p = {p:g}{aligned}"
     role = dict(zip(context.heads, context.head_roles, strict=True))[head]
     title = f"{head}: {_HEADS[role]}" if role in _HEADS else head
     columns = ("eraser", *(entry.label for entry in entries.values()))
@@ -192,14 +140,6 @@ def worst_cell_lines(result: Measurements, head: str, p: float | None) -> list[s
             erasers_of.setdefault(text, []).append(eraser)
     text = "; ".join(f"{text}: {', '.join(erasers)}" for text, erasers in erasers_of.items())
     return [f"worst group: {text}"] if text else []
-
-
-def association(context: Context, p: float | None) -> str:
-    """Return the text of an association level and the aligned class."""
-    if p is None:
-        return "natural split"
-    aligned = f" (aligned: {context.aligned_class})" if context.aligned_class else ""
-    return f"association p = {p:g}{aligned}"
 
 
 def by_level(result: Measurements, metric: str, head: str | None) -> Table:

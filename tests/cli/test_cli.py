@@ -1129,7 +1129,6 @@ def test_tables_hold_the_labels_that_an_eraser_needs(
         ("what it must keep is 'min_scale'", "what it must keep is 'min_scale'"),
         ("pass keep=None", "leave --keep out"),
         ("p = P(z = min_scale)", "p = P(z = min_scale)"),
-        ("few rows. Pass less, or on_shortage='shrink' to go on", "few rows. Pass less"),
         ("repair them, e.g. X = X[np.isfinite(X).all(axis=1)]. Or", "repair them. Or"),
         (
             "pass kinds={'a': 'classes'} (on the command line: --kind a=classes); kinds={...: "

@@ -27,42 +27,63 @@ def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
 # -- erasers ----------------------------------------------------------------------------------
 
 
-def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_rows() -> None:
+class Script:
+    """The figures of compare by a plain script, for one split: scaled rows, heads, and measures."""
+
+    def __init__(self, X: Any, y: Any, split: Any) -> None:
+        self.X, self.y = X, y
+        self.train, self.validation, self.test = split.train, split.validation, split.test
+        rows = X[self.train]
+        self.mean, self.unit = rows.mean(axis=0), np.sqrt(rows.var(axis=0).mean())
+
+    def scaled(self, rows: Any) -> Any:
+        return (rows - self.mean) / self.unit
+
+    def head(self, rows: Any) -> LogisticRegression:
+        model = LogisticRegression(C=1 / (0.01 * len(rows)), tol=1e-9, max_iter=5000)
+        return model.fit(self.scaled(rows), self.y[self.train])
+
+    def accuracy(self, model: Any, rows: Any) -> Any:
+        return pytest.approx(np.mean(model.predict(self.scaled(rows)) == self.y[self.test]))
+
+    def distortion(self, erased: Any) -> Any:
+        rows = self.X[self.train]
+        moved, spread = np.sum((erased - rows) ** 2), np.sum((rows - self.mean) ** 2)
+        return pytest.approx(moved / spread, rel=1e-9)
+
+    def kept(self, erased: Any, column: Any) -> float:
+        """Kept squared covariance with a column."""
+        centred = column[self.train] - column[self.train].mean()
+        return float(np.sum((centred @ erased) ** 2) / np.sum((centred @ self.X[self.train]) ** 2))
+
+
+SIZES = (240, 80, 200)
+LEVEL: dict[str, Any] = {"association": 0.8, "aligned_class": 1, "sizes": SIZES}
+
+
+def script(X: Any, y: Any, z: Any) -> Script:
+    return Script(X, y, ev.spurious_split(y, z, p=0.8, sizes=SIZES, aligned_class=1))
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_rows(
+    by_task: bool,
+) -> None:
     X, y, z = data(900)
     X = 7 * X + 3
-    sizes = (240, 80, 200)
-    result = run(X, y, z, erasers=("none", "INLP"), association=0.8, aligned_class=1, sizes=sizes)
-    split = ev.spurious_split(y, z, p=0.8, sizes=sizes, aligned_class=1)
-    rows = X[split.train]
-    mean, unit = rows.mean(axis=0), np.sqrt(rows.var(axis=0).mean())
-    held = ((X[split.validation] - mean) / unit, z[split.validation])
-    model = INLP(random_state=0).fit(
-        (rows - mean) / unit, y[split.train], concept=z[split.train], validation=held
-    )
-    assert model.projection_.rank >= 1
-    assert result.mean("rank", eraser="INLP") == model.projection_.rank
-    erased = model.transform((rows - mean) / unit) * unit + mean
-    distortion = np.sum((erased - rows) ** 2) / np.sum((rows - mean) ** 2)
-    assert result.mean("distortion", eraser="INLP") == pytest.approx(distortion, rel=1e-9)
+    eraser = INLP(by_task=by_task, random_state=0)
+    erasers = {"none": "none", "INLP": eraser if by_task else "INLP"}
+    result = run(X, y, z, erasers=erasers, **LEVEL)
+    twin = script(X, y, z)
+    rows, rest = twin.scaled(X[twin.train]), twin.validation
+    held = (twin.scaled(X[rest]), z[rest], *((y[rest],) if by_task else ()))
+    model = eraser.fit(rows, y[twin.train], concept=z[twin.train], validation=held)
+    assert result.mean("rank", eraser="INLP") == model.projection_.rank >= 1
+    erased = model.transform(rows) * twin.unit + twin.mean
+    assert result.mean("distortion", eraser="INLP") == twin.distortion(erased)
     # No guarantee: something of the covariance with the concept is left, but less than before.
     assert 1e-6 < result.mean("residual", eraser="INLP") < 0.5
     assert result.mean("residual", eraser="none") == pytest.approx(1.0)
-
-
-def test_inlp_by_task_gets_the_task_of_validation_rows() -> None:
-    X, y, z = data()
-    eraser = INLP(by_task=True, random_state=0)
-    result = run(X, y, z, erasers={"by task": eraser}, heads=("retrained",))
-    assert not result.failures
-    order = np.random.default_rng(0).permutation(900)
-    held, train = order[225:315], order[315:]
-    rows = X[train]
-    mean, unit = rows.mean(axis=0), np.sqrt(rows.var(axis=0).mean())
-    model = eraser.fit(
-        (rows - mean) / unit, y[train], concept=z[train],
-        validation=((X[held] - mean) / unit, z[held], y[held]),
-    )  # fmt: skip
-    assert result.mean("rank", eraser="by task") == model.report_.rank > 0
 
 
 def test_baselines_draw_validation_rows_where_the_split_has_none() -> None:
@@ -155,43 +176,28 @@ def test_a_nonlinear_eraser_has_the_figures_of_a_plain_script() -> None:
     X, y, z = data()
     X = 5 * X + 2
     erasers = {"function": nonlinear, "transformer": Nonlinear(), "LEACE": "LEACE"}
-    sizes, heads = (240, 80, 200), {"retrained": "retrained", "frozen": "frozen", "own": Head()}
-    options: dict[str, Any] = {"association": 0.8, "aligned_class": 1, "sizes": sizes}
-    result = run(X, y, z, erasers=erasers, heads=heads, alphas=(0.01,), **options)
+    heads = {"retrained": "retrained", "frozen": "frozen", "own": Head()}
+    result = run(X, y, z, erasers=erasers, heads=heads, alphas=(0.01,), **LEVEL)
     assert not result.failures
-    split = ev.spurious_split(y, z, p=0.8, sizes=sizes, aligned_class=1)
-    train, test = split.train, split.test
+    twin = script(X, y, z)
+    train, test = twin.train, twin.test
     eraser = nonlinear(X[train], {"concept": z[train]})
-    mean, unit = X[train].mean(axis=0), np.sqrt(X[train].var(axis=0).mean())
-
-    def scaled(rows: Any) -> Any:
-        return (rows - mean) / unit
-
-    def head(rows: Any) -> LogisticRegression:
-        model = LogisticRegression(C=1 / (0.01 * len(train)), tol=1e-9, max_iter=5000)
-        return model.fit(scaled(rows), y[train])
-
     erased, fresh = eraser(X[train]), eraser(X[test])
     models = {
-        "retrained": head(erased), "frozen": head(X[train]),
-        "own": LogisticRegression().fit(scaled(erased), y[train]),
+        "retrained": twin.head(erased), "frozen": twin.head(X[train]),
+        "own": LogisticRegression().fit(twin.scaled(erased), y[train]),
     }  # fmt: skip
-    centred = {name: column[train] - column[train].mean() for name, column in (("y", y), ("z", z))}
-    ratios = {
-        name: np.sum((column @ erased) ** 2) / np.sum((column @ X[train]) ** 2)
-        for name, column in centred.items()
-    }
-    probe = ev.leakage(scaled(fresh), z[test])["linear"]
     expected = {
-        "probe_auc": probe.auc, "kept_covariance": ratios["y"], "residual": ratios["z"] ** 0.5,
-        "distortion": np.sum((erased - X[train]) ** 2) / np.sum((X[train] - mean) ** 2),
+        "probe_auc": ev.leakage(twin.scaled(fresh), z[test])["linear"].auc,
+        "kept_covariance": twin.kept(erased, y), "residual": twin.kept(erased, z) ** 0.5,
     }  # fmt: skip
     for name in ("function", "transformer"):
         for role, model in models.items():
-            accuracy = np.mean(model.predict(scaled(fresh)) == y[test])
-            assert result.mean("accuracy", eraser=name, head=role) == pytest.approx(accuracy)
+            found = result.mean("accuracy", eraser=name, head=role)
+            assert found == twin.accuracy(model, fresh)
         for metric, value in expected.items():
             assert result.mean(metric, eraser=name) == pytest.approx(value, rel=1e-9)
+        assert result.mean("distortion", eraser=name) == twin.distortion(erased)
         assert np.isnan(result.mean("rank", eraser=name))  # no projection
     assert result.mean("residual", eraser="function") > 0.05  # control: not LEACE
 
@@ -382,49 +388,38 @@ def near(n: int = 900) -> tuple[Any, Any, Any]:
 def test_erasers_that_need_labels_get_those_of_every_row() -> None:
     """Twin: a plain script that erases each part with its labels; control: with other labels."""
     X, y, z = near()
-    sizes = (240, 80, 200)
-    options: dict[str, Any] = {
-        "association": 0.8, "aligned_class": 1, "sizes": sizes, "alphas": (0.01,),
-        "heads": ("retrained", "frozen"),
-        "erasers": {"none": "none", "LEACE": "LEACE", "oracle": "Oracle", "quadratic": "quadratic",
-                    "own": o_leace},
+    erasers: dict[str, Any] = {
+        "none": "none", "LEACE": "LEACE", "oracle": "Oracle", "quadratic": "quadratic",
+        "own": o_leace,
     }  # fmt: skip
-    result = run(X, y, z, **options)
+    heads = ("retrained", "frozen")
+    result = run(X, y, z, alphas=(0.01,), heads=heads, erasers=erasers, **LEVEL)
     assert not result.failures
-    split = ev.spurious_split(y, z, p=0.8, sizes=sizes, aligned_class=1)
-    train, test = split.train, split.test
-    mean, unit = X[train].mean(axis=0), np.sqrt(X[train].var(axis=0).mean())
+    twin = script(X, y, z)
+    train, test = twin.train, twin.test
     labels = {"task": y[train], "concept": z[train]}
     moments = sf.Moments().update(X[train], labels)
     by_class = sf.Moments(by="concept").update(X[train], labels)
-
-    def head(rows: Any) -> LogisticRegression:
-        model = LogisticRegression(C=1 / (0.01 * len(train)), tol=1e-9, max_iter=5000)
-        return model.fit((rows - mean) / unit, y[train])
-
     erasers = {
         "oracle": sf.oracle(moments, erase="concept", keep="task"),
         "quadratic": sf.quadratic(by_class, erase="concept", keep="task"),
         "own": o_leace(X[train], labels),
     }
-    frozen = head(X[train])
+    frozen = twin.head(X[train])
     for name, eraser in erasers.items():
         erased, fresh = (eraser(X[rows], {"concept": z[rows]}) for rows in (train, test))
-        for role, model in (("retrained", head(erased)), ("frozen", frozen)):
-            guess = model.predict((fresh - mean) / unit)
-            assert result.mean("accuracy", eraser=name, head=role) == pytest.approx(
-                np.mean(guess == y[test])
-            )
-        probe = ev.leakage((fresh - mean) / unit, z[test], probes=("linear",))["linear"]
+        for role, model in (("retrained", twin.head(erased)), ("frozen", frozen)):
+            found = result.mean("accuracy", eraser=name, head=role)
+            assert found == twin.accuracy(model, fresh)
+        probe = ev.leakage(twin.scaled(fresh), z[test])["linear"]
         assert result.mean("probe_auc", eraser=name) == pytest.approx(probe.auc)
-        moved = np.sum((erased - X[train]) ** 2) / np.sum((X[train] - mean) ** 2)
-        assert result.mean("distortion", eraser=name) == pytest.approx(moved)
+        assert result.mean("distortion", eraser=name) == twin.distortion(erased)
         assert result.mean("residual", eraser=name) < 1e-12
         kept = result.mean("kept_covariance", eraser=name)
         assert (kept == pytest.approx(1.0, abs=1e-10)) == (name != "own")
         # Control: the labels of other rows make another figure.
         wrong = eraser(X[test], {"concept": 1 - z[test]})
-        other = ev.leakage((wrong - mean) / unit, z[test], probes=("linear",))["linear"]
+        other = ev.leakage(twin.scaled(wrong), z[test])["linear"]
         assert abs(other.auc - probe.auc) > 0.05
 
 

@@ -113,12 +113,6 @@ def test_selection_takes_worst_group_then_accuracy_then_the_larger_alpha() -> No
     scored = [(0.5, 0.7), (0.6, 0.7), (0.6, 0.8), (0.6, 0.8)]
     assert heads.select_best(scored, (1.0, 0.1, 0.01, 0.001), "worst_group") == 2
     assert heads.select_best(scored, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
-    X, y, z = data(6)
-    head = ev.select_head(X[:200], y[:200], X[200:], y[200:], groups=(y[200:], z[200:]))
-    best = max((worst, mean, alpha) for alpha, worst, mean in head.validation)
-    assert head.alpha == best[2]
-    decided = head.predict(X[200:])
-    assert ev.worst_group_accuracy(y[200:], decided, groups=(y[200:], z[200:])) == best[0]
 
 
 def test_a_quantity_gets_a_ridge_head() -> None:  # case 15
@@ -139,37 +133,18 @@ def test_an_alpha_out_of_range_is_refused(alpha: Any) -> None:
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_rows_with_nan_are_neither_fitted_nor_predicted(number: float) -> None:
-    X, y, z = data(0)
+    X, y, _ = data(0)
     head = ev.fit_head(X, y)
     bad = X.copy()
     bad[7, 2] = number
-    for call, name in (
-        (lambda: ev.fit_head(bad, y), "X"),
-        (lambda: ev.fit_head(bad, X[:, 0]), "X"),
-        (lambda: ev.select_head(bad, y, X, y, groups=z), "X"),
-        (lambda: ev.select_head(X, y, bad, y, groups=z), "X_validation"),
-        (lambda: head.predict(bad), "X"),  # NaN > 0 is False: it was the first class
-        (lambda: head.predict_proba(bad), "X"),
+    for call in (
+        lambda: ev.fit_head(bad, y),
+        lambda: ev.fit_head(bad, X[:, 0]),
+        lambda: head.predict(bad),  # NaN > 0 is False: it was the first class
+        lambda: head.predict_proba(bad),
     ):
-        with pytest.raises(NonFiniteError, match=rf"{name} contains NaN.*row 7"):
+        with pytest.raises(NonFiniteError, match=r"X contains NaN.*row 7"):
             call()
-
-
-def test_selection_refuses_labels_in_another_order_than_the_rows() -> None:
-    pd = pytest.importorskip("pandas")
-    X, y, z = data(0)
-    frame = pd.DataFrame(X, index=np.arange(1000, 1400)).rename(columns=str)
-    straight = pd.Series(y, index=frame.index)
-    turned = straight.iloc[::-1]
-    plain = ev.select_head(frame, straight, frame, straight, groups=z)
-    assert plain.validation == ev.select_head(X, y, X, y, groups=z).validation
-    for labels, of_validation, groups, name in (
-        (turned, straight, z, "y"),
-        (straight, turned, z, "y_validation"),
-        (straight, straight, turned, "groups"),
-    ):
-        with pytest.raises(LabelError, match=f"{name} has the index of X in another order"):
-            ev.select_head(frame, labels, frame, of_validation, groups=groups)
 
 
 def test_a_quantity_without_values_is_refused() -> None:
@@ -182,25 +157,17 @@ def test_one_class_is_refused() -> None:
         ev.fit_head(np.eye(3), [0, 0, 0])
 
 
-def test_classes_and_rows_without_a_label_change_no_selected_head() -> None:
+def test_classes_and_rows_without_a_label_change_no_head() -> None:
     pd = pytest.importorskip("pandas")
-    X, y, z = data(0)
+    X, y, _ = data(0)
     names = np.array(["a", "b"])[y]
-    declared = pd.Categorical(names, categories=["a", "b", "neither"])
-    gaps = np.where(np.arange(200) % 4 == 0, None, names[200:].astype(object))
-    kept = np.arange(200) % 4 != 0
-    plain = ev.select_head(X[:200], names[:200], X[200:], names[200:], groups=z[200:])
-    found = ev.select_head(X[:200], declared[:200], X[200:], declared[200:], groups=z[200:])
-    assert (found.classes_, found.validation) == (("a", "b"), plain.validation)
+    kept = np.arange(400) % 4 != 0
+    plain = ev.fit_head(X[kept], names[kept])
+    declared = pd.Categorical(np.where(kept, names, None), categories=["a", "b", "neither"])
+    found = ev.fit_head(X, declared)
+    assert found.classes_ == ("a", "b")
     assert np.array_equal(found.coef_, plain.coef_)
-    fewer = ev.select_head(
-        X[:200], names[:200], X[200:][kept], names[200:][kept], groups=z[200:][kept]
-    )
-    assert fewer.validation != plain.validation
-    found = ev.select_head(X[:200], names[:200], X[200:], gaps, groups=z[200:])
-    assert found.validation == fewer.validation
-    with pytest.raises(NotEnoughDataError, match="no validation row"):
-        ev.select_head(X[:200], y[:200], X[200:], [None] * 200, groups=z[200:])
+    assert not np.array_equal(found.coef_, ev.fit_head(X, names).coef_)  # control
 
 
 def test_other_numbers_of_columns_are_refused_with_the_rows_that_set_them() -> None:
@@ -208,5 +175,3 @@ def test_other_numbers_of_columns_are_refused_with_the_rows_that_set_them() -> N
     X, y = rng.normal(size=(60, 3)), np.arange(60) % 2
     with pytest.raises(InputError, match="2 columns, and 3 are expected, as in the rows of the f"):
         ev.fit_head(X, y).predict(X[:, :2])
-    with pytest.raises(InputError, match="X_validation has 2 columns, and 3 are expected, as in X"):
-        ev.select_head(X, y, X[:, :2], y, groups=y)

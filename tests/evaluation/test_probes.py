@@ -18,7 +18,7 @@ from sklearn.svm import SVC
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.exceptions import InputError, LabelError, NonFiniteError, SplinceWarning
+from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 
 
 def rows(seed: int, classes: int, n: int = 300, d: int = 8) -> tuple[Any, Any]:
@@ -63,8 +63,7 @@ def test_groups_keep_twins_in_one_fold() -> None:
     pairs = np.repeat(np.arange(150), 2)
     z = np.tile([0, 1], 150)
     X = rng.normal(size=(150, 60))[pairs] + 0.01 * rng.normal(size=(300, 60))
-    with pytest.warns(SplinceWarning, match="groups="):
-        apart = ev.leakage(X, z, probes=("linear",))["linear"].auc
+    apart = ev.leakage(X, z, probes=("linear",))["linear"].auc
     together = ev.leakage(X, z, probes=("linear",), groups=pairs)["linear"].auc
     assert apart < 0.4  # far below one half, and not folded to its mirror image
     assert abs(together - 0.5) < 0.15
@@ -78,7 +77,7 @@ def test_a_probe_is_at_chance_on_noise_that_it_could_learn_by_heart(
     rng = np.random.default_rng(0)
     n, d = 210, 300  # more features than rows: its own rows a probe separates
     X, z = rng.normal(size=(n, d)), np.arange(n) % classes
-    found = ev.leakage(X, z, probes={"probed": probe}, cv=3)["probed"]
+    found = ev.leakage(X, z, probes={"probed": probe})["probed"]
     error = math.sqrt((classes - 1) / n) / classes
     assert abs(found.accuracy - 1 / classes) < 4 * error
     model = LogisticRegression(C=1 / (0.01 * n), max_iter=2000).fit(X, z)
@@ -94,9 +93,9 @@ def test_a_classifier_is_a_probe_with_the_scores_of_a_plain_script(
     rng = np.random.default_rng(0)
     z = rng.integers(0, classes, 600)
     X = rng.normal(size=(600, 2)) * (1 + 2 * z)[:, None] * [1.0, 100.0]
-    found = ev.leakage(X, z, probes={"linear": "linear", "own": model}, cv=3)
+    found = ev.leakage(X, z, probes={"linear": "linear", "own": model})
     accuracies, areas = [], []
-    for train, held in StratifiedKFold(3, shuffle=True, random_state=0).split(X, z):
+    for train, held in StratifiedKFold(5, shuffle=True, random_state=0).split(X, z):
         scaler = StandardScaler().fit(X[train])
         twin = clone(model).fit(scaler.transform(X[train]), z[train])
         score = getattr(twin, "predict_proba", getattr(twin, "decision_function", None))
@@ -164,7 +163,6 @@ def test_rows_that_allow_no_probe_give_the_reason() -> None:  # case 3
     found = ev.leakage(X, np.zeros(20, int))
     assert found.probes == ()
     assert "1 class" in found.reason
-    assert "cannot be measured" in str(found)
     few = ev.leakage(X, np.r_[np.zeros(17), np.ones(3)].astype(int))
     assert "3 held-out rows" in few.reason
     grouped = ev.leakage(X, X[:, 0], probes=("linear",), groups=np.arange(20) % 3)
@@ -207,8 +205,6 @@ def test_equal_rows_are_at_chance_though_their_mean_is_rounded(concept: str) -> 
 def test_arguments_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match="no probe 'svm'"):
         ev.leakage(np.eye(4), [0, 1, 0, 1], probes=("svm",))
-    with pytest.raises(InputError, match="cv"):
-        ev.leakage(np.eye(4), [0, 1, 0, 1], cv=1)
     for random_state in (-1, None, 1 << 32):
         with pytest.raises(InputError, match="random_state is"):
             ev.leakage(np.eye(4), [0, 1, 0, 1], random_state=random_state)

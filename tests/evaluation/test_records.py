@@ -20,20 +20,16 @@ ENTRY: dict[str, Any] = {
     "seed": 3, "p": 0.9, "eraser": "LEACE", "head": "retrained", "alpha": 0.1,
     "values": {"accuracy": 0.75, "worst_group": 0.5}, "path": [[0.1, {"accuracy": 0.75}]],
     "cells": [[0, 4, 2], [3, 4, 4]], "reason": "", "notes": ["a note"], "converged": True,
-    "sizes": [20, 4, 8], "y_pred": "AAABAAEAAAABAAAAAQABAA==",
+    "sizes": [20, 4, 8], "y_pred": [0, 1, 1, 0],
 }  # fmt: skip
 
 
 def test_records_are_read_and_written_alike() -> None:
     record = Record.from_json(ENTRY)
     assert record.sizes == (20, 4, 8)
-    assert record.path[0].alpha == 0.1
+    assert record.path[0] == (0.1, {"accuracy": 0.75})
     assert record.cells[1].n_correct == 4
-    assert record.predictions is not None
-    assert record.predictions.tolist() == [0, 1, 1, 0, 1, 0, 1, 1]
-    assert json.loads(json.dumps(record.to_json())) == ENTRY
-    plain = ENTRY | {"y_pred": ""}
-    assert json.loads(json.dumps(Record.from_json(plain).to_json())) == plain
+    assert json.loads(json.dumps(dataclasses.asdict(record))) == ENTRY
 
 
 @pytest.mark.parametrize(
@@ -51,15 +47,10 @@ def test_other_records_are_refused_with_a_clear_word(
     path.write_text(json.dumps(content))
     with pytest.raises(FileFormatError, match="is not a comparison of this version"):
         Comparison.load(path)
-    path.write_text("{}")
-    with pytest.raises(FileFormatError, match=r"version \(it lacks the field 'kind'\)"):
-        Comparison.load(path)
-    path.write_text("[]")
-    with pytest.raises(FileFormatError, match="it holds no JSON object"):
-        Comparison.load(path)
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(FileFormatError, match="is not a comparison"):
-        Comparison.load(path)
+    for other in (b"{}", b"[]", b"\xff\xfe"):
+        path.write_bytes(other)
+        with pytest.raises(FileFormatError, match="is not a comparison of this version"):
+            Comparison.load(path)
 
 
 def test_records_cannot_be_changed() -> None:

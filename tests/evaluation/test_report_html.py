@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from comparisons import data, run
 
-from splince_fast.evaluation import Comparison, figures, report_html, statistics
+from splince_fast.evaluation import Comparison, figures, report_html
 from splince_fast.exceptions import InputError
 
 
@@ -61,7 +61,7 @@ def test_labels_are_text_in_reports_and_figures(tmp_path: Path) -> None:
         text = result.to_html(tmp_path / "report.html").read_text(encoding="utf-8")
         for kind in figures.available(result):
             result.plot(kind).savefig(tmp_path / f"{kind}.png")  # ticks are made here
-    for shown in ("$\\frac", "b$", "$\\sqrt$", "\\udc80lone", "bell\\x07", "$c\\x01$"):
+    for shown in ("b$", "$\\sqrt$", "\\udc80lone", "bell\\x07", "$c\\x01$"):
         assert html.escape(shown) in text
     for drawing in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
         ElementTree.fromstring(drawing)  # well-formed
@@ -80,23 +80,6 @@ def test_cells_whose_names_would_collide_are_told_apart() -> None:
     assert "'a · b' · 'c'" in result.context.cells
 
 
-def test_bars_of_groups_are_corrected_for_shared_rows() -> None:
-    pytest.importorskip("matplotlib")
-    X, y, z = data(600)
-    result = run(X, y, z, n_seeds=4, erasers=("none",), heads=("frozen",), leakage=())
-    axes = result.plot("groups", head="frozen").axes[0]
-    train, _, test = result.context.sizes
-    for row, cell in enumerate(range(4)):
-        seen = [c for r in result.records if r.head == "frozen" for c in r.cells]
-        rates = [right / n for c, n, right in seen if c == cell]
-        rows = np.mean([n for c, n, _ in seen if c == cell])
-        expected = statistics.cell_interval(rates, float(rows), test / train)
-        bar, mark = axes.lines[2 * row : 2 * row + 2]
-        assert tuple(bar.get_xdata()) == pytest.approx(expected)
-        assert mark.get_xdata()[0] == pytest.approx(np.mean(rates))
-        assert f"n = {rows:,.0f}" in axes.get_yticklabels()[row].get_text()
-
-
 @pytest.mark.parametrize("failed", ["retrained", "every head"])
 def test_a_report_leaves_out_figures_that_have_no_values(failed: str) -> None:
     pytest.importorskip("jinja2")
@@ -109,14 +92,11 @@ def test_a_report_leaves_out_figures_that_have_no_values(failed: str) -> None:
     ]  # fmt: skip
     result = Comparison(records, plain.context)
     found = figures.available(result)
-    assert ("groups" in found) is ("trade-off" in found) is (failed == "retrained")  # of "frozen"
+    assert ("trade-off" in found) is (failed == "retrained")  # of "frozen"
     page = report_html.render(result)
-    assert ("aria-label='figure: groups'" in page) is ("groups" in found)
+    assert ("aria-label='figure: trade-off'" in page) is ("trade-off" in found)
     assert "Failures (" in page
-    assert figures.available(plain) == ["trade-off", "groups"]  # control
-    if failed == "every head":
-        with pytest.raises(InputError, match="has no cells"):
-            result.plot("groups")
+    assert figures.available(plain) == ["trade-off"]  # control
 
 
 def test_a_report_on_quantities_has_figures_of_their_metrics() -> None:
@@ -129,8 +109,7 @@ def test_a_report_on_quantities_has_figures_of_their_metrics() -> None:
     assert axes.get_xlabel() == "R2 (better to the right)"
     assert axes.get_ylabel() == "probe R2 (better below)"
     assert "probe R2 (better below)" in report_html.render(result)
-    for kind, match in (("association", "natural split"), ("groups", "has no cells")):
-        with pytest.raises(InputError, match=match):
-            result.plot(kind)
+    with pytest.raises(InputError, match="natural split"):
+        result.plot("association")
     with pytest.raises(InputError, match="has no probes"):
         run(*data(300), n_seeds=1, leakage=()).plot("trade-off")

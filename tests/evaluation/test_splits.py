@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation.job import FOLDS, fold_of_rows
-from splince_fast.evaluation.plan import ComparisonPlan, Settings, make_plan
-from splince_fast.evaluation.splits import natural_split
+from splince_fast.evaluation.job import fold_of_rows
+from splince_fast.evaluation.plan import ComparisonPlan, make_plan
+from splince_fast.evaluation.probes import FOLDS
+from splince_fast.evaluation.splits import Protocol, natural_split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.labels import ClassCodes
 
 rng = np.random.default_rng(0)
 Y, Z = rng.integers(0, 2, 4000), rng.integers(0, 3, 4000)
@@ -24,8 +26,10 @@ Y, Z = rng.integers(0, 2, 4000), rng.integers(0, 3, 4000)
 def planned(X: Any, y: Any, z: Any, *, groups: Any, test: Any) -> ComparisonPlan:
     """The plan of a comparison on a split of one's own."""
     return make_plan(
-        X, Settings(y, z, groups, erasers="none", heads="frozen", n_seeds=1, leakage=(), test=test)
-    )
+        X, task=y, concept=z, groups=groups, erasers="none", heads="frozen", association=None,
+        aligned_class=None, sizes=None, n_seeds=1, random_state=0, alphas=(0.1,),
+        select="accuracy", leakage=(), metrics=None, test=test,
+    )  # fmt: skip
 
 
 def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, aligned_class: int) -> list[Any]:
@@ -76,7 +80,8 @@ def test_a_mapping_aligns_every_class_with_the_fraction_p() -> None:
 
 def test_every_group_is_in_one_part() -> None:
     groups = np.arange(4000) // 8
-    split = ev.spurious_split(Y, Z, p=0.8, sizes=(600, 100, 200), groups=groups, aligned_class=0)
+    y, z = (ClassCodes(tuple(range(k)), codes) for k, codes in ((2, Y), (3, Z)))
+    split = Protocol.of(y, z, 0, groups).split(0.8, (600, 100, 200), 0)
     parts = [set(groups[rows]) for rows in (split.train, split.validation, split.test)]
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert not parts[a] & parts[b]
@@ -84,14 +89,14 @@ def test_every_group_is_in_one_part() -> None:
     assert set(groups[free.train]) & set(groups[free.test])  # control: without groups they mix
 
 
-def test_shortage_names_the_feasible_size_or_shrinks_all_cells() -> None:
+def test_shortage_names_the_feasible_size_and_with_groups_shrinks_all_cells() -> None:
     y, z = np.repeat([0, 1], 500), np.r_[np.zeros(480), np.ones(20), np.ones(500)].astype(int)
     y, z = np.r_[y, [1] * 40], np.r_[z, [0] * 40]
     with pytest.raises(NotEnoughDataError, match=r"cell \(0, 1\) has 20 rows"):
         ev.spurious_split(y, z, p=0.6, sizes=(400, 40, 80), aligned_class=1)
-    split = ev.spurious_split(
-        y, z, p=0.6, sizes=(400, 40, 80), aligned_class=1, on_shortage="shrink"
-    )
+    y, z = (np.tile(column, 5) for column in (y, z))
+    columns = [ClassCodes((0, 1), codes) for codes in (y, z)]
+    split = Protocol.of(*columns, 1, np.arange(5200)).split(0.6, (2000, 200, 400), 0)
     assert split.notes
     assert "sizes reduced" in split.notes[0]
     agree = np.mean(z[split.train] == y[split.train])

@@ -70,36 +70,29 @@ def test_a_t_interval_covers_as_often_as_it_says() -> None:
     assert abs(hits / 600 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 600)
 
 
-@pytest.mark.parametrize("smooth", [True, False])
-def test_a_bootstrap_interval_is_scipy_s(smooth: bool) -> None:
-    """Of a skew sample: the bias and the acceleration of BCa shift the limits by a fifth."""
+def test_a_bootstrap_interval_is_scipy_s() -> None:
     x = np.random.default_rng(0).exponential(size=30) ** 2
 
     def mean(rows: Any) -> float:
         return float(x[rows].mean())
 
-    found = st.bootstrap_test(mean, 30, st.bootstrap_values(mean, 30), smooth=smooth)[:2]
-    known, other = (
-        scipy.stats.bootstrap(
-            (x,), np.mean, n_resamples=5000, method=method, random_state=np.random.default_rng(1)
-        ).confidence_interval
-        for method in (("BCa", "percentile") if smooth else ("percentile", "BCa"))
-    )
+    low, high, _ = st.bootstrap_interval(st.bootstrap_values(mean, 30))
+    known = scipy.stats.bootstrap(
+        (x,), np.mean, n_resamples=5000, method="percentile", random_state=np.random.default_rng(1)
+    ).confidence_interval
     # The standard error of a tail quantile of 2,000 draws is about 2 % of it.
-    assert found == pytest.approx(tuple(known), rel=0.1)
-    assert found[1] != pytest.approx(other[1], rel=0.1)  # control
+    assert (low, high) == pytest.approx(tuple(known), rel=0.1)
 
 
 def test_clusters_widen_the_interval() -> None:
     rng = np.random.default_rng(0)
     clusters = np.repeat(np.arange(30), 10)
     x = rng.normal(size=30)[clusters]
-    widths = []
-    for of, n in ((None, 300), (clusters, 30)):
-        mean = st.over_clusters(lambda rows: float(x[rows].mean()), of)
-        found = st.bootstrap_test(mean, n, st.bootstrap_values(mean, n), smooth=True)
-        widths.append(found.high - found.low)
-    assert widths[1] > 2 * widths[0]
+    low, high, _ = st.bootstrap_interval(st.bootstrap_values(lambda r: float(x[r].mean()), 300))
+    least, most, _ = st.bootstrap_interval(
+        st.bootstrap_values(lambda r: float(x[r].mean()), 300, clusters)
+    )
+    assert most - least > 2 * (high - low)
 
 
 def test_the_variance_of_a_difference_is_at_least_that_of_its_test_rows() -> None:
@@ -160,70 +153,33 @@ def test_two_values_have_no_interval() -> None:
 
 def test_clusters_are_drawn_whole() -> None:
     clusters = np.array([7, 7, 2, 9, 2])
-    members = {0: [2, 4], 1: [0, 1], 2: [3]}  # of the clusters 2, 7 and 9
     drawn: list[list[int]] = []
-    statistic = st.over_clusters(lambda rows: drawn.append(rows.tolist()) or 0.0, clusters)
-    for units in ([0, 1, 2], [2, 2, 0]):
-        statistic(np.array(units))
-        assert drawn[-1] == [row for unit in units for row in members[unit]]
+    st.bootstrap_values(lambda rows: drawn.append(rows.tolist()) or 0.0, 5, clusters)
+    assert len(drawn) == st.N_DRAWS
+    for rows in drawn:
+        counts = np.bincount(rows, minlength=5)
+        assert (counts[0], counts[2]) == (counts[1], counts[4])
+        assert counts[0] + counts[2] + counts[3] == 3
+    alone = st.bootstrap_interval(st.bootstrap_values(lambda rows: 0.0, 5, np.zeros(5)))
+    assert all(map(math.isnan, alone))
 
 
-@pytest.mark.parametrize("smooth", [True, False])
-def test_p_and_interval_of_the_bootstrap_agree(smooth: bool) -> None:
+def test_p_and_interval_of_the_bootstrap_agree() -> None:
     """p < .05 and 0 outside the interval, on 60 samples about the boundary."""
-    sides, unlike = set(), 0
+    sides = set()
     for i in range(60):
         x = np.random.default_rng(i).exponential(size=40) - 0.72  # two standard errors above 0
-
-        def mean(rows: Any, x: Any = x) -> float:
-            return float(x[rows].mean())
-
-        low, high, p, _ = st.bootstrap_test(mean, 40, st.bootstrap_values(mean, 40), smooth=smooth)
-        unlike += (p < 0.05) != (low > 0 or high < 0)
+        low, high, p = st.bootstrap_interval(
+            st.bootstrap_values(lambda rows, x=x: float(x[rows].mean()), 40)
+        )
+        assert (p < 0.05) == (low > 0 or high < 0)
         sides.add(p < 0.05)
-    # BCa shifts the limits by a third of a standard error; p is that of the percentile interval.
-    assert unlike <= (15 if smooth else 0)
     assert sides == {True, False}
 
 
 def test_p_of_the_bootstrap_is_twice_the_rarer_side() -> None:
     values = np.arange(-30.0, 970.0) + 0.5  # 30 of 1,000 draws below 0
     for draws in (values, -values, np.append(values, np.nan)):
-        assert st.bootstrap_test(lambda rows: 0.0, 8, draws, smooth=False).p == 2 * 31 / 1001
+        assert st.bootstrap_interval(draws)[2] == 2 * 31 / 1001
     for value, p in ((0.0, 1.0), (1.0, 2 / 301)):  # draws without variation
-        found = st.bootstrap_test(lambda rows: 0.0, 8, np.full(300, value), smooth=True)
-        assert found[:3] == (value, value, pytest.approx(p))
-    alone = st.bootstrap_test(lambda rows: 0.0, 1, values, smooth=True)
-    assert all(map(math.isnan, alone[:3]))
-    assert alone.how == "no test"
-
-
-def test_the_percentile_interval_stands_in_for_bca() -> None:
-    """Where a row has no substitute, and above the number of rows of the jackknife."""
-    x = np.random.default_rng(0).exponential(size=st.MAX_JACKKNIFE + 1)
-    for n, needed in ((40, True), (40, False), (st.MAX_JACKKNIFE + 1, False)):
-
-        def mean(rows: Any, needed: bool = needed) -> float:
-            return math.nan if needed and 0 not in rows else float(x[rows].mean())
-
-        values = st.bootstrap_values(mean, n)
-        low, high, _, how = st.bootstrap_test(mean, n, values, smooth=True)
-        percentile = np.nanquantile(values, [0.025, 0.975])
-        assert ((low, high) == pytest.approx(tuple(percentile))) is (needed or n > 40)
-        assert (how == "bootstrap (percentile)") is (needed or n > 40)
-
-
-def test_the_interval_of_a_cell_does_not_count_shared_rows_twice() -> None:
-    rates = [0.80, 0.84, 0.76, 0.82, 0.78]
-    low, high = st.cell_interval(rates, 400, 1 / 3)
-    _, _, least, most = st.corrected_t(rates, 1 / 3)
-    effective = 400 / (1 / 5 + 1 / 3)
-    assert effective == pytest.approx(750)
-    below, above = st.wilson_interval(600, 750)
-    assert (low, high) == pytest.approx((min(least, below), max(most, above)))
-    pooled = st.wilson_interval(1600, 2000)
-    assert high - low > 2 * (pooled[1] - pooled[0])
-    same = st.cell_interval([1.0] * 5, 400, 1 / 3)
-    assert same == pytest.approx(st.wilson_interval(750, 750))
-    assert st.cell_interval([0.75], 40, 1 / 3) == st.wilson_interval(30, 40)
-    assert st.cell_interval([0.7, 0.8], 40, 1 / 3) == pytest.approx(st.wilson_interval(30, 40))
+        assert st.bootstrap_interval(np.full(300, value)) == (value, value, pytest.approx(p))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import splince_fast as sf
-from splince_fast.evaluation import fit_head, select_head
+from splince_fast.evaluation import fit_head
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
@@ -153,6 +153,3 @@ def test_heads_compare_names() -> None:
     assert np.array_equal(head.predict(FRAME), head.predict(X))
     with pytest.raises(sf.InputError, match="another order"):
         head.predict(REVERSED)
-    with pytest.raises(sf.InputError, match="columns of X_validation are in another order"):
-        select_head(FRAME, Y, REVERSED, Y, groups=Z)
-    assert select_head(FRAME, Y, FRAME, Y, groups=Z).feature_names == NAMES

@@ -149,7 +149,7 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "ConditionalEraser": lambda rows: ORACLE(rows, LABELS),
     "estimator": lambda rows: sf.SPLINCE().fit(rows, Y, concept=Z).transform(rows),
     "partial_fit": lambda rows: sf.LEACE().partial_fit(rows, concept=Z).projection_.matrix(),
-    "head": lambda rows: fit_head(rows, Y).decision_function(rows),
+    "head": lambda rows: fit_head(rows, Y).predict_proba(rows),
     "compare": values_of,
 }
 
@@ -194,7 +194,7 @@ COLUMN_ENTRIES: dict[str, Callable[[Any], Any]] = {
     "ConditionalEraser": lambda z: ORACLE(X, {"z": z}),
     "estimator": lambda z: sf.LEACE().fit(X, concept=z, sample_weight=WEIGHT).transform(X),
     "weights of an estimator": lambda z: sf.LEACE().fit(X, concept=Y, sample_weight=z).transform(X),
-    "head": lambda z: fit_head(X, z).decision_function(X),
+    "head": lambda z: fit_head(X, z).coef_,
 }
 
 
