@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -319,18 +318,6 @@ def test_snapshots_files_and_dictionaries_keep_it(tmp_path: Path) -> None:
     values["variables"][0]["noise"] = None
     with pytest.raises(sf.InputError, match="no certificate"):
         Report.from_dict(values).certificate()
-
-
-def test_few_rows_have_a_certificate_that_takes_class_covariances_as_equal() -> None:
-    rng, z = np.random.default_rng(0), np.arange(40) % 2
-    X = rng.normal(size=(40, 60)) + z[:, None]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
-        reports = [
-            sf.leace(sf.Moments(by=by).update(X, {"z": z}), erase="z").report for by in ("z", None)
-        ]
-    assert reports[0].certificate() == reports[1].certificate()
-    assert not reports[0].variables[0].noise.by_class
 
 
 def test_rows_that_are_constant_within_each_class_have_no_noise(tmp_path: Path) -> None:

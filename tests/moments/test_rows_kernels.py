@@ -32,14 +32,6 @@ constants = st.one_of(
 )
 
 
-def sorted_by_cell(codes: Array, n_codes: int, part_rows: int) -> tuple[Array, Array]:
-    n = codes.shape[1]
-    order, cell = row_kernels.Block(
-        np.zeros((n, 1)), None, None, np.zeros(1), None, codes, n_codes, np.empty((0, n)), part_rows
-    ).cells
-    return order, cell
-
-
 class Block:
     """A random block, with everything the reducing kernel takes."""
 
@@ -123,34 +115,6 @@ class Block:
         assert (np.abs(found["class_sums"] - class_sums) <= slack * w.sum()).all()
         shares = np.abs(self.values).sum(axis=1, keepdims=True)
         assert (np.abs(found["products"] - products) <= slack * shares).all()
-
-
-# --- the order of rows ---------------------------------------------------------------------------
-
-
-@given(
-    n=st.integers(1, 60),
-    variables=st.integers(0, 3),
-    n_codes=st.integers(0, 12),
-    part_rows=st.sampled_from([1, 4, 7, 20, 64]),
-    seed=st.integers(0, 999),
-)
-def test_rows_of_a_part_are_sorted_by_their_combination_of_codes(
-    n: int, variables: int, n_codes: int, part_rows: int, seed: int
-) -> None:
-    codes = np.random.default_rng(seed).integers(-1, n_codes, (variables, n)).astype(np.intp)
-    order, cell = sorted_by_cell(codes, n_codes, part_rows)
-    assert sorted(order) == list(range(n))  # no row is lost
-    parts = np.arange(n) // part_rows
-    np.testing.assert_array_equal(order // part_rows, parts)  # nor leaves its part
-    keys = [(part, *codes[:, i]) for part, i in zip(parts, order, strict=True)]
-    assert keys == sorted(keys, key=lambda key: (key[0], *key[:0:-1]))  # by the last code first
-    # Cells are numbered without gaps, and are equal where and only where part and codes are.
-    assert list(np.unique(cell)) == list(range(len(set(keys))))
-    assert len(set(zip(keys, cell, strict=True))) == len(set(keys))
-    assert (np.diff(cell) >= 0).all()
-    # Stable: rows of one cell keep their order.
-    assert (np.diff(order)[np.diff(cell) == 0] > 0).all()
 
 
 # --- the shift -----------------------------------------------------------------------------------
@@ -798,23 +762,6 @@ def test_a_block_keeps_its_arrays() -> None:
     assert all(array() is not None for array in watched)
     del block
     assert all(array() is None for array in watched)
-
-
-@given(
-    labels=st.lists(st.integers(-1, 9), min_size=1, max_size=40),
-    known=st.sampled_from([0, 5, 20]),
-)
-def test_classes_are_numbered_by_their_first_row(labels: list[int], known: int) -> None:
-    given, weight = np.array(labels, np.intp), np.arange(1.0, len(labels) + 1)
-    order = list(dict.fromkeys(label for label in labels if label >= 0))
-    for w in (None, weight):
-        codes, present, rows, weights, size = row_kernels.count_classes(given, w, known)
-        assert present.tolist() == order
-        assert rows.tolist() == [labels.count(c) for c in order]
-        counted = rows if w is None else [weight[given == c].sum() for c in order]
-        assert weights.tolist() == list(counted)
-        assert codes.tolist() == [order.index(c) if c >= 0 else -1 for c in labels]
-        assert size == max(known, max(labels) + 1)
 
 
 @pytest.mark.parametrize("rate", [0.2, 1.0])

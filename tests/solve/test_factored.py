@@ -190,22 +190,6 @@ def test_unknown_variables_and_other_objects() -> None:
 # --- the factor itself ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "solver"), [(400, "auto"), (400, "eigh"), (9, "auto")])
-def test_whiten_and_unwhiten(n: int, solver: str) -> None:
-    whole = moments(n)
-    factor = whole.factored(solver=solver).factor
-    covariance = whole.covariance(ddof=0)
-    white = factor.whiten(np.ascontiguousarray(covariance))
-    # L^+ S (L^+ S)^T = S, and L L^+ is the identity on the support.
-    size = np.linalg.norm(covariance)
-    condition = np.linalg.cond(covariance) if n > 12 else 1e4
-    np.testing.assert_allclose(white @ white.T, covariance, atol=1e3 * EPS * condition * size)
-    again = factor.unwhiten(white)
-    np.testing.assert_allclose(again, covariance, atol=1e3 * EPS * condition * size)
-    assert factor.rank == min(12, n - 1)
-    assert factor.null_basis.shape == (12, 12 - factor.rank)
-
-
 @pytest.mark.parametrize("n", [400, 9])
 @pytest.mark.parametrize("shrinkage", [None, 0.5, 1.0])
 def test_gram_is_that_of_the_covariance_without_shrinkage(n: int, shrinkage: float | None) -> None:
