@@ -142,7 +142,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "C37": ("test_threads_of_blas_are_left_as_they_were",),
     "C38": (
         "test_vectors_are_not_copied",
-        "test_offset_of_a_slice_matters",
         "test_bad_vector_is_named_with_its_row_group",
         "test_null_that_would_suit_another_width_is_named",
         "test_width_that_changes_between_row_groups_is_named",

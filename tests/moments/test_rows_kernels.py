@@ -25,13 +25,6 @@ from splince_fast.moments import block as reducing
 Array = np.ndarray[Any, Any]
 
 
-# Any number of either precision that can be squared.
-constants = st.one_of(
-    st.floats(-(2.0**120), 2.0**120, width=32).map(np.float32),
-    st.floats(-1e140, 1e140).map(np.float64),
-)
-
-
 class Block:
     """A random block, with everything the reducing kernel takes."""
 
@@ -551,24 +544,6 @@ def test_rows_by_number_have_the_bits_of_their_copy(
     assert (ours.n_rows, ours.weight) == (copied.n_rows, copied.weight)
     others = reduced(lying, np.roll(np.arange(2 * n), 1)[:n])  # the control
     assert not np.array_equal(others.shifted, copied.shifted) or n < 3
-
-
-@pytest.mark.usefixtures("level")
-@given(
-    value=constants,
-    n=st.integers(1, 300),
-    weighted=st.booleans(),
-    misled=st.booleans(),
-)
-def test_a_constant_column_leaves_nothing(value: Any, n: int, weighted: bool, misled: bool) -> None:
-    """Also where another column asks for a second pass."""
-    rows = np.full((n, 3), value)
-    rows[:, 1] = 0.0
-    if misled:
-        rows[1 :: stride_of(n), 1] = 1.0
-    found = reduce(rows, np.linspace(0.1, 3, n) if weighted else np.empty(0))
-    assert (found.shifted[:, [0, 2]] == 0.0).all()
-    assert (found.residual[[0, 2]] == 0.0).all()
 
 
 def test_a_buffer_without_room_is_refused() -> None:
