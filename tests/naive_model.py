@@ -95,6 +95,17 @@ def scatter_of(x: NDArray[Any], w: NDArray[Any] | None = None) -> NDArray[Any]:
     return np.asarray((w[:, None] * centred).T @ centred)
 
 
+def scatter_error(moments: Moments, X: NDArray[Any], weight: NDArray[Any] | None = None) -> float:
+    """Largest error of the scatter, entry by entry against sqrt(S_ii S_jj)."""
+    truth = scatter_of(X, weight)
+    root = np.sqrt(np.diag(truth))
+    found = moments.covariance(ddof=0).astype(np.longdouble) * moments.weight
+    with np.errstate(invalid="ignore"):
+        relative = np.abs(found - truth) / np.outer(root, root)
+    assert np.isfinite(found).all()
+    return float(np.nanmax(relative))
+
+
 def _is_continuous(column: list[Any]) -> bool:
     example = next((value for value in column if value is not None), None)
     return isinstance(example, tuple) and all(type(part) is float for part in example)
@@ -311,3 +322,20 @@ def fed(*parts: Table, block_rows: int | None = None) -> Moments:
 def flushed(moments: Moments) -> Moments:
     moments.weight  # noqa: B018 (a read merges the rows that wait)
     return moments
+
+
+# --- columns whose products round alike ----------------------------------------------------------
+
+TWO_VALUED = ("alternating", "one in ten", "random", "unlike")
+
+
+def two_valued(n: int, layout: str) -> NDArray[np.float32]:
+    """Columns of two values each, unlike from column to column."""
+    rng = np.random.default_rng(0)
+    levels: NDArray[Any] = {
+        "alternating": np.arange(n)[:, None] % 2 == 0,
+        "one in ten": np.arange(n)[:, None] % 10 == 0,
+        "random": rng.random((n, 1)) < 0.3,
+        "unlike": rng.random((n, 40)) < 0.5,
+    }[layout]
+    return (levels * np.linspace(0.5, 1.0, 41)[:-1]).astype(np.float32)

@@ -15,7 +15,7 @@ import pytest
 import reference
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import U32, U64, scatter_of
+from naive_model import TWO_VALUED, U32, U64, scatter_error, scatter_of, two_valued
 
 from splince_fast import Moments
 from splince_fast._kernels import row_kernels, sparse
@@ -259,29 +259,15 @@ def test_the_twin_is_not_the_kernel(spoil: str) -> None:
 UNTURNED = np.array([[1.0, 0.0]])
 
 
-@pytest.mark.parametrize("pattern", ["alternating", "random", "unlike", "one in ten"])
+@pytest.mark.parametrize("pattern", TWO_VALUED)
 def test_turning_breaks_the_bias_of_equal_products(
     monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
     """The control: without it the roundings of equal float32 products add up."""
-    rng, n = np.random.default_rng(0), 4096
-    levels = {
-        "alternating": np.arange(n)[:, None] % 2,
-        "random": rng.integers(0, 2, (n, 1)),
-        "unlike": rng.integers(0, 2, (n, 40)),
-        "one in ten": np.arange(n)[:, None] % 10 == 0,
-    }[pattern]
-    X = (levels * np.linspace(0.5, 1.0, 41)[:-1]).astype(np.float32)
-    truth = scatter_of(X)
-    root = np.sqrt(np.diag(truth))
-
-    def error() -> float:
-        found = Moments().update(X).covariance(ddof=0) * n
-        return float(np.max(np.abs(found - truth) / np.outer(root, root)))
-
-    assert error() <= 1e-6
+    X = two_valued(4096, pattern)
+    assert scatter_error(Moments().update(X), X) <= 1e-6
     monkeypatch.setattr(reducing, "_ROTATIONS", UNTURNED)
-    assert error() > 1e-6
+    assert scatter_error(Moments().update(X), X) > 1e-6
 
 
 # --- reducing a block: the shift, the precision --------------------------------------------------
