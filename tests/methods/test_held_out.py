@@ -287,24 +287,6 @@ def draw(rng: np.random.Generator, n: int, d: int, c: float) -> tuple[Any, Any]:
     return X, z
 
 
-@pytest.mark.slow
-def test_the_association_in_new_rows_depends_on_the_kernel_alone() -> None:
-    rng = np.random.default_rng(0)
-    X, z = draw(rng, 200, 20, 0.6)
-    moments = sf.Moments().update(X, {"z": z})
-    B = np.zeros(20)
-    B[0] = 0.6
-    direction = moments.cross_covariance("z")[:, 0]
-    expected = B @ B - (B @ direction) ** 2 / (direction @ direction)
-    for eraser in (sf.leace(moments, erase="z"), sf.sal(moments, erase="z")):
-        P = eraser.matrix()
-        left = P @ B
-        shown = left @ np.linalg.pinv(P @ P.T, rcond=1e-9) @ left
-        assert shown == pytest.approx(expected, rel=1e-9)
-    Q = np.eye(20) - np.outer(np.eye(20)[3], np.eye(20)[3])  # control: another kernel
-    assert pytest.approx(expected, rel=1e-3) != (Q @ B) @ (Q @ B)
-
-
 @pytest.mark.parametrize(("d", "n", "c"), [(50, 200, 0.5), (50, 1000, 0.5), (100, 400, 0.15)])
 def test_the_expected_trace_is_that_of_a_simulation(d: int, n: int, c: float) -> None:
     rng = np.random.default_rng(1)
