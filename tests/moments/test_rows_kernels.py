@@ -273,22 +273,37 @@ def test_turning_breaks_the_bias_of_equal_products(
 # --- reducing a block: the shift, the precision --------------------------------------------------
 
 
-def reduce(rows: Array, weight: Array, block: Block | None = None) -> reducing.Reduced:
-    """Reduce rows about zero, with the labels of `block`."""
-    n, d = rows.shape
-    block = block or Block(n, d)
-    buffer = np.full((reducing.buffer_rows(n), d), np.nan, rows.dtype)
-    given = weight if weight.size else None
+def reduce_into(
+    block: Block, memory: Any, rows: Array | None = None, index: Array | None = None
+) -> reducing.Reduced:
+    """Reduce rows, those of the block unless others are given, with its weights and labels."""
+    rows = block.rows if rows is None else rows
+    weight = block.weight if block.weight.size else None
+    sample = reducing.sample_block(rows, weight, index)
     return reducing.reduce_block(
-        rows,
-        given,
-        reducing.sample_block(rows, given),
-        block.reference,
-        block.codes,
-        block.n_codes,
-        block.values,
-        reducing.Centred(buffer),
-    )
+        rows, weight, sample, block.reference, block.codes, block.n_codes, block.values, memory,
+        index,
+    )  # fmt: skip
+
+
+def centred(rows: Array) -> reducing.Centred:
+    """Memory for the centred rows that begins as NaN."""
+    n, d = rows.shape
+    return reducing.Centred(np.full((reducing.buffer_rows(n), d), np.nan, rows.dtype))
+
+
+def gram(rows: Array) -> reducing.Gram:
+    """Memory for their product that begins as NaN."""
+    memory = reducing.Gram(*rows.shape, rows.dtype)
+    memory.set_memory(np.full(memory.size, np.nan))
+    return memory
+
+
+def reduce(rows: Array, weight: Array) -> reducing.Reduced:
+    """Reduce rows without labels."""
+    block = Block(*rows.shape)
+    block.weight = weight
+    return reduce_into(block, centred(rows), rows)
 
 
 SMALL = {"_PART_BYTES": 1, "_CHUNK_ROWS": 16, "_GRAIN_PRODUCTS": 1, "_PAGE": 1,
@@ -308,17 +323,10 @@ def small_tasks(threads: int) -> Iterator[None]:
 
 
 def multiplied(block: Block, threads: int) -> reducing.Reduced:
-    """Reduce a block with its product, in memory that begins as NaN."""
-    n, d = block.rows.shape
-    dtype = block.rows.dtype
-    given = block.weight if block.weight.size else None
+    """Reduce a block with its product."""
+    d = block.rows.shape[1]
     with small_tasks(threads):
-        memory = reducing.Gram(n, d, dtype)
-        memory.set_memory(np.full(memory.size, np.nan))
-        found = reducing.reduce_block(
-            block.rows, given, reducing.sample_block(block.rows, given), block.reference,
-            block.codes, block.n_codes, block.values, memory,
-        )  # fmt: skip
+        found = reduce_into(block, gram(block.rows))
     assert found.product is not None
     found.product = np.tril(found.product[:d, :d])
     return found
@@ -341,7 +349,7 @@ def test_a_pass_that_multiplies_equals_two_passes(
     block = Block(
         n, d, dtype, weighted=weighted, variables=variables, columns=columns, offset=3.0, seed=seed
     )
-    in_two, found = reduce(block.rows, block.weight, block), multiplied(block, 1)
+    in_two, found = reduce_into(block, centred(block.rows)), multiplied(block, 1)
     assert in_two.product is None
     size = np.abs(block.rows).max() + np.abs(block.reference).max()
     slack = 8 * (n + 8) * U64 * size
@@ -372,15 +380,9 @@ def test_a_product_of_several_blocks_of_panels(d: int, dtype: Any) -> None:
     """Rows of two chunks, and panels beyond those that a cache keeps at once, of any processor."""
     n = 300
     block = Block(n, d, dtype)
-    memory = reducing.Gram(n, d, block.rows.dtype)
-    memory.set_memory(np.full(memory.size, np.nan))
-    sample = reducing.sample_block(block.rows, None)
-    found = reducing.reduce_block(
-        block.rows, None, sample, block.reference, block.codes, 0, block.values,
-        memory,
-    ).product  # fmt: skip
+    found = reduce_into(block, gram(block.rows)).product
     assert found is not None
-    shifted = reduce(block.rows, block.weight, block).shifted
+    shifted = reduce_into(block, centred(block.rows)).shifted
     assert shifted is not None
     wide = shifted.astype(np.float64)
     exact, magnitude = wide.T @ wide, np.abs(wide).T @ np.abs(wide)
@@ -515,14 +517,9 @@ def test_rows_by_number_have_the_bits_of_their_copy(
     index = rng.permutation(2 * n)[:n]
     if misled:
         lying[index[:: stride_of(n)]] *= 1e3
-    given = block.weight if weighted else None
 
     def reduced(rows: Array, index: Array | None) -> reducing.Reduced:
-        return reducing.reduce_block(
-            rows, given, reducing.sample_block(rows, given, index), block.reference, block.codes,
-            block.n_codes, block.values,
-            reducing.Centred(np.empty((reducing.buffer_rows(n), d), dtype)), index,
-        )  # fmt: skip
+        return reduce_into(block, centred(rows[:n]), rows, index)
 
     ours, copied = reduced(lying, index), reduced(lying[index], None)
     for name in ("deviation", "residual", "shifted", "class_sums", "products"):
@@ -535,10 +532,7 @@ def test_rows_by_number_have_the_bits_of_their_copy(
 def test_a_buffer_without_room_is_refused() -> None:
     block = Block(9, 2)
     with pytest.raises(RuntimeError, match="too small"):
-        reducing.reduce_block(
-            block.rows, None, reducing.sample_block(block.rows, None), block.reference,
-            block.codes, 0, block.values, reducing.Centred(np.empty((8, 2))),
-        )  # fmt: skip
+        reduce_into(block, reducing.Centred(np.empty((8, 2))))
 
 
 # --- arguments that do not fit -------------------------------------------------------------------
