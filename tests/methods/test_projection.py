@@ -542,7 +542,6 @@ def test_the_report_of_a_partial_eraser() -> None:
     assert "no linear predictor" not in part.explain()
     assert eraser.scaled(1).report == whole
     again = eraser.scaled(0.5).scaled(0.5)
-    assert again.report is not None
     assert again.report.alpha == 0.25
     assert again.report.variables[0].residual == pytest.approx(0.75, abs=1e-9)
     assert "LEACE" not in again.method

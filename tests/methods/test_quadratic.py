@@ -459,7 +459,6 @@ def test_bounds_cover_rounded_rows_of_classes_of_unlike_scale() -> None:
         X = rng.normal(size=(60, 1)) @ rng.normal(size=(1, 2))
         X = X * 10.0 ** rng.uniform(-4, 0, size=(2, 1))[z] + 6 * rng.normal(size=(2, 2))[z]
         report = sf.quadratic(moments(X, {"z": z}), erase="z", shrinkage=None).report
-        assert report is not None
         (erased,) = report.variables
         assert erased.residual <= erased.bound
         residuals.append(erased.residual)
