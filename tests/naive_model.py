@@ -6,11 +6,13 @@ Statistics are computed from a plain list of rows in extended precision.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -322,6 +324,23 @@ def fed(*parts: Table, block_rows: int | None = None) -> Moments:
 def flushed(moments: Moments) -> Moments:
     moments.weight  # noqa: B018 (a read merges the rows that wait)
     return moments
+
+
+# --- Ctrl-C in the middle of an update -----------------------------------------------------------
+
+
+def interrupt_reductions(patch: pytest.MonkeyPatch, *calls: int) -> list[int]:
+    """Send SIGINT after these reductions, counted from 1; returns the numbers of those done."""
+    original, done = getattr(*REDUCTION), list[int]()
+
+    def interrupted(*arguments: Any) -> None:
+        original(*arguments)
+        done.append(len(done) + 1)
+        if done[-1] in calls:
+            signal.raise_signal(signal.SIGINT)
+
+    patch.setattr(*REDUCTION, interrupted)
+    return done
 
 
 # --- columns whose products round alike ----------------------------------------------------------

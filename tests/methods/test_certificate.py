@@ -20,24 +20,14 @@ from splince_fast.report import Report
 
 
 class Population(NamedTuple):
-    """Two classes, n rows: x = gap z e_1 + noise, of deviation `wide` in class 1.
-
-    Attributes
-    ----------
-    rare : float
-        Fraction of class 1.
-    some : int
-        Features that are wide; the others have deviation 1.
-    gap : float
-        12: z is a linear function of x but for 1 %, where the bound is the tightest.
-    """
+    """Two classes, n rows: x = gap z e_1 + noise, of deviation `wide` in class 1."""
 
     n: int = 1000
     d: int = 8
-    rare: float = 0.5
+    rare: float = 0.5  # fraction of class 1
     wide: float = 1.0
-    some: int = 1000
-    gap: float = 12.0
+    some: int = 1000  # features that are wide; the others have deviation 1
+    gap: float = 12.0  # z is linear in x but for 1 %, where the bound is the tightest
 
     @property
     def deviations(self) -> Any:

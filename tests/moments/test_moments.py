@@ -33,6 +33,7 @@ from naive_model import (
     check,
     fed,
     flushed,
+    interrupt_reductions,
     laid_out,
     rows_of,
     scatter_error,
@@ -1054,28 +1055,19 @@ def test_merging_that_runs_out_of_memory_changes_neither_side(
 def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     X, labels = labelled(40, 1)
     moments = Moments(block_rows=8)
-    original = getattr(*REDUCTION)
-    sent: list[bool] = []
-
-    def interrupted(*args: Any) -> None:
-        original(*args)
-        if len(sent) < 3:
-            sent.append(True)
-            signal.raise_signal(signal.SIGINT)
-
     handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(*REDUCTION, interrupted)
+    done = interrupt_reductions(monkeypatch, 1, 2, 3)
     with pytest.raises(KeyboardInterrupt):
         moments.update(X, labels)
-    assert len(sent) == 3
+    assert len(done) >= 5
     assert signal.getsignal(signal.SIGINT) is handler
     check(moments, Rows.of(X, labels))
-    sent[:] = [True] * 2
-    moments.update(X[:3], {k: v[:3] for k, v in labels.items()})
+    more = X[:3], {k: v[:3] for k, v in labels.items()}
+    moments.update(*more)
+    interrupt_reductions(monkeypatch, 1)  # of the rows that wait, by a read
     with pytest.raises(KeyboardInterrupt):
         moments.covariance()
-    whole = Rows.of(X, labels) + Rows.of(X[:3], {k: v[:3] for k, v in labels.items()})
-    check(moments, whole)
+    check(moments, Rows.of(X, labels) + Rows.of(*more))
 
 
 def test_control_c_that_the_program_ignores_or_handles(monkeypatch: pytest.MonkeyPatch) -> None:

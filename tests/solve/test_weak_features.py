@@ -199,18 +199,6 @@ def test_folds_and_snapshots_leave_out_the_same() -> None:
     assert report(eraser).left_out == (4,)
 
 
-def test_reports_give_both_back() -> None:
-    x, z, _ = rows()
-    x[:, 4] *= 1e-6
-    found = report(sf.leace(sf.Moments().update(x, {"z": z}), erase="z", min_scale=1e-3))
-    again = sf.Report.from_dict(found.to_dict())
-    assert again == found
-    assert again.left_out == (4,)
-    for text in (str(found), found.explain(), found._repr_html_()):
-        assert "sensitivity" in text
-    assert "1 feature(s) (4) vary too little" in found.explain()
-
-
 @pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
 @pytest.mark.parametrize("method", ["leace", "repair"])
 def test_features_left_out_are_named(method: str, tmp_path: Path) -> None:
