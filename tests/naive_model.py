@@ -6,11 +6,13 @@ Statistics are computed from a plain list of rows in extended precision.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -93,6 +95,17 @@ def scatter_of(x: NDArray[Any], w: NDArray[Any] | None = None) -> NDArray[Any]:
     w = np.ones(len(x), np.longdouble) if w is None else w.astype(np.longdouble)
     centred = x - (w @ x) / w.sum()
     return np.asarray((w[:, None] * centred).T @ centred)
+
+
+def scatter_error(moments: Moments, X: NDArray[Any], weight: NDArray[Any] | None = None) -> float:
+    """Largest error of the scatter, entry by entry against sqrt(S_ii S_jj)."""
+    truth = scatter_of(X, weight)
+    root = np.sqrt(np.diag(truth))
+    found = moments.covariance(ddof=0).astype(np.longdouble) * moments.weight
+    with np.errstate(invalid="ignore"):
+        relative = np.abs(found - truth) / np.outer(root, root)
+    assert np.isfinite(found).all()
+    return float(np.nanmax(relative))
 
 
 def _is_continuous(column: list[Any]) -> bool:
@@ -311,3 +324,37 @@ def fed(*parts: Table, block_rows: int | None = None) -> Moments:
 def flushed(moments: Moments) -> Moments:
     moments.weight  # noqa: B018 (a read merges the rows that wait)
     return moments
+
+
+# --- Ctrl-C in the middle of an update -----------------------------------------------------------
+
+
+def interrupt_reductions(patch: pytest.MonkeyPatch, *calls: int) -> list[int]:
+    """Send SIGINT after these reductions, counted from 1; returns the numbers of those done."""
+    original, done = getattr(*REDUCTION), list[int]()
+
+    def interrupted(*arguments: Any) -> None:
+        original(*arguments)
+        done.append(len(done) + 1)
+        if done[-1] in calls:
+            signal.raise_signal(signal.SIGINT)
+
+    patch.setattr(*REDUCTION, interrupted)
+    return done
+
+
+# --- columns whose products round alike ----------------------------------------------------------
+
+TWO_VALUED = ("alternating", "one in ten", "random", "unlike")
+
+
+def two_valued(n: int, layout: str) -> NDArray[np.float32]:
+    """Columns of two values each, unlike from column to column."""
+    rng = np.random.default_rng(0)
+    levels: NDArray[Any] = {
+        "alternating": np.arange(n)[:, None] % 2 == 0,
+        "one in ten": np.arange(n)[:, None] % 10 == 0,
+        "random": rng.random((n, 1)) < 0.3,
+        "unlike": rng.random((n, 40)) < 0.5,
+    }[layout]
+    return (levels * np.linspace(0.5, 1.0, 41)[:-1]).astype(np.float32)

@@ -103,6 +103,55 @@ def slack(data: Data, s: Float | None = None) -> float:
     return 4 * (n + d) ** 0.5 * EPS * (1 + offset) * d * kappa * q / sine**2
 
 
+def indicators(labels: NDArray[Any]) -> Float:
+    return (labels[:, None] == np.unique(labels)).astype(np.float64)
+
+
+def cross(x: NDArray[Any], columns: NDArray[Any]) -> NDArray[np.longdouble]:
+    """Cov(x, v) by two passes in extended precision."""
+    wide, v = x.astype(np.longdouble), columns.astype(np.longdouble)
+    return np.asarray((wide - wide.mean(axis=0)).T @ (v - v.mean(axis=0)) / len(x))
+
+
+def removed(eraser: sf.Projection, span: NDArray[np.longdouble]) -> NDArray[np.longdouble]:
+    """(I - P) span in extended precision."""
+    left, right = eraser.left.astype(np.longdouble), eraser.right.astype(np.longdouble)
+    return np.asarray(left @ (right.T @ span))
+
+
+def residual(
+    x: NDArray[Any], columns: Float, eraser: sf.Projection, kept: bool = False
+) -> tuple[float, float]:
+    """The part of Cov(x, v) that is left, or lost if it is kept, and what rounding explains of it.
+
+    Features are in units of their deviations. With |P| in these units and k columns of labels the
+    bound is 8 d k eps |P|^2: d for the lengths of the sums, 8 for the handful of steps, whatever
+    the condition number. Cross-covariances are sums over n rows and carry sqrt(n) roundings of the
+    deviations, at most 8 sqrt(n) eps |P| over their own size; this part is added.
+    """
+    deviations = np.asarray(x.astype(np.longdouble).std(axis=0), np.float64)
+    units = np.where(deviations > 0, deviations, 1.0)
+    scaled = (eraser.left / units[:, None]) @ (eraser.right * units[:, None]).T
+    size = max(1.0, float(np.linalg.norm(scaled, 2)))
+    span = cross(x, columns)
+    lost = removed(eraser, span)
+    found, whole = (
+        float(np.linalg.norm(np.asarray(part / units[:, None], np.float64)))
+        for part in (lost if kept else span - lost, span)
+    )
+    sums = len(x) ** 0.5 * float(np.linalg.norm(columns.std(axis=0))) * size / whole
+    return found / whole, 8 * EPS * (x.shape[1] * columns.shape[1] * size**2 + sums)
+
+
+def assert_constraints(x: NDArray[Any], z: Float, y: Float | None, eraser: sf.Projection) -> None:
+    """Cov(P x, z) = 0 and Cov(P x, y) = Cov(x, y), to rounding, of columns z and y."""
+    found, bound = residual(x, z, eraser)
+    assert found <= bound
+    if y is not None:
+        found, bound = residual(x, y, eraser, kept=True)
+        assert found <= bound
+
+
 def change(eraser: sf.Projection) -> Float:
     return np.eye(eraser.n_features) - eraser.matrix()
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from baseline_data import draw
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
-from splince_fast import InputError, LabelError
 from splince_fast.baselines import RLACE
 from splince_fast.baselines.rlace import project_to_fantope
 
@@ -41,17 +39,6 @@ def test_control_other_matrices_of_the_fantope_are_no_nearest_ones() -> None:
     np.testing.assert_allclose(project_to_fantope(matrix, 2), np.diag([1, 0.75, 0.25]), atol=1e-15)
     other = np.diag([1.0, 1, 0])
     assert np.sort(np.linalg.eigvalsh(matrix - other))[-2:].sum() > np.sum((matrix - other) * other)
-
-
-@pytest.mark.parametrize(("k", "rank"), [(2, 1), (3, 2), (2, 3)])
-def test_the_map_is_an_orthogonal_projection_of_the_given_rank(k: int, rank: int) -> None:
-    data = draw(n=1500, k=k)
-    eraser = RLACE(rank=rank, max_steps=300, check_every=150, random_state=0)
-    eraser.fit(data.X, concept=data.z)
-    P = eraser.projection_.matrix()
-    np.testing.assert_allclose(P @ P, P, atol=1e-12)
-    np.testing.assert_allclose(P, P.T, atol=1e-12)
-    assert eraser.projection_.rank == eraser.report_.rank == rank
 
 
 def test_the_concept_is_erased_near_the_direction_of_sal() -> None:
@@ -102,39 +89,3 @@ def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
     heavy = np.repeat([0.01, 1.0], 3000)
     found = eraser.fit(both, concept=labels, sample_weight=heavy).projection_.left[:, 0]
     assert abs(found[2]) > 0.8
-
-
-@pytest.mark.parametrize(
-    ("options", "given", "error", "match"),
-    [
-        ({"rank": 0}, {}, InputError, "rank is 0"),
-        ({"rank": 9}, {}, InputError, "X has only 8 features"),
-        ({"momentum": 1.0}, {}, InputError, "momentum is 1.0"),
-        ({"step_size": 0.0}, {}, InputError, "step_size is 0.0"),
-        ({"batch_size": 0}, {}, InputError, "batch_size is 0"),
-        ({"patience": 0}, {}, InputError, "patience is 0"),
-        ({"max_steps": 1.5}, {}, InputError, "max_steps is 1.5"),
-        ({}, {"concept": None}, InputError, "was given no concept"),
-        ({}, {"concept": np.zeros(600, int)}, LabelError, "only one class"),
-    ],
-)
-def test_bad_input_is_refused(
-    options: dict[str, Any], given: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    data = draw()
-    eraser = RLACE(**options)
-    with pytest.raises(error, match=match):
-        eraser.fit(data.X, **{"concept": data.z, **given})
-    assert not hasattr(eraser, "n_features_in_")
-
-
-def test_random_state_determines_the_map() -> None:
-    data = draw()
-    maps = [
-        RLACE(max_steps=50, check_every=25, random_state=seed)
-        .fit(data.X, concept=data.z)
-        .projection_.matrix()
-        for seed in (1, 1, 2)
-    ]
-    np.testing.assert_array_equal(maps[0], maps[1])
-    assert np.abs(maps[0] - maps[2]).max() > 1e-3

@@ -536,52 +536,40 @@ def test_a_missing_value_that_was_converted_to_text_warns(text: str) -> None:
         assert len(encode_one(pd.Series(["a", "b", missing]), 3, name="z").classes) == 2
 
 
-@pytest.mark.parametrize(
-    "make",
-    containers(
-        {
-            "list": lambda: [None, None],
-            "objects": lambda: objects([math.nan, None]),
-            "not a time": lambda: [np.datetime64("NaT"), np.timedelta64("NaT", "s")],
-            "masked": lambda: masked([None, None], "a", object),
-            "pandas": lambda: series([None, None], dtype=object),
-            "pandas list": lambda: with_na([None, None]),
-            "arrow": lambda: arrow([None, None]),
-            "polars": lambda: polar([None, None]),
-        }
-    ),
-)
-def test_a_column_of_unknown_type_that_is_all_missing(make: Any) -> None:
-    encoded = encode_one(make(), 2, name="z")
-    assert encoded.classes == ()
-    assert decoded(encoded) == [None, None]
-    assert encode_one(make(), 2, name="z", kind="classes").classes == ()
-    continuous = encode_one(make(), 2, name="z", kind="continuous")
-    assert np.isnan(numbers_of(continuous)).all()
+ALL_MISSING = {
+    "list": lambda: [None, None],
+    "objects": lambda: objects([math.nan, None]),
+    "not a time": lambda: [np.datetime64("NaT"), np.timedelta64("NaT", "s")],
+    "masked": lambda: masked([None, None], "a", object),
+    "masked integers": lambda: masked([None, None], 7, "i8"),
+    "masked booleans": lambda: masked([None, None], 7, "bool"),
+    "pandas": lambda: series([None, None], dtype=object),
+    "pandas list": lambda: with_na([None, None]),
+    "arrow": lambda: arrow([None, None]),
+    "polars": lambda: polar([None, None]),
+}
+ALL_NAN = {
+    "list": lambda: [math.nan] * 2,
+    "array": lambda: np.full(2, np.nan),
+    "one column": lambda: np.full((2, 1), np.nan),
+    "pandas": lambda: series([None, None], dtype="Float32"),
+    "arrow": lambda: arrow([None, None], "float64"),
+    "polars": lambda: polar([None, None], "Float64"),
+}
 
 
-@pytest.mark.parametrize(
-    "make",
-    containers(
-        {
-            "list": lambda: [math.nan] * 2,
-            "array": lambda: np.full(2, np.nan),
-            "one column": lambda: np.full((2, 1), np.nan),
-            "pandas": lambda: series([None, None], dtype="Float32"),
-            "arrow": lambda: arrow([None, None], "float64"),
-            "polars": lambda: polar([None, None], "Float64"),
-        }
-    ),
-)
-def test_a_column_of_floats_that_is_all_missing_stays_continuous(make: Any) -> None:
-    assert np.isnan(numbers_of(encode_one(make(), 2, name="z"))).all()
-
-
-def test_typed_columns_that_are_all_missing_are_classes() -> None:
-    for column in (masked([None, None], 7, "i8"), masked([None, None], 7, "bool")):
-        encoded = encode_one(column, 2, name="z")
+@pytest.mark.parametrize("make", containers(ALL_MISSING))
+def test_a_column_of_classes_or_of_unknown_type_that_is_all_missing(make: Any) -> None:
+    for kind in (None, "classes"):
+        encoded = encode_one(make(), 2, name="z", kind=kind)
         assert encoded.classes == ()
         assert decoded(encoded) == [None, None]
+    assert np.isnan(numbers_of(encode_one(make(), 2, name="z", kind="continuous"))).all()
+
+
+@pytest.mark.parametrize("make", containers(ALL_NAN))
+def test_a_column_of_floats_that_is_all_missing_stays_continuous(make: Any) -> None:
+    assert np.isnan(numbers_of(encode_one(make(), 2, name="z"))).all()
 
 
 def test_blocks_without_rows() -> None:

@@ -23,7 +23,6 @@ from naive_model import laid_out
 from numpy.typing import NDArray
 from problems import (
     EPS,
-    Data,
     Float,
     draw_data,
 )
@@ -543,7 +542,6 @@ def test_the_report_of_a_partial_eraser() -> None:
     assert "no linear predictor" not in part.explain()
     assert eraser.scaled(1).report == whole
     again = eraser.scaled(0.5).scaled(0.5)
-    assert again.report is not None
     assert again.report.alpha == 0.25
     assert again.report.variables[0].residual == pytest.approx(0.75, abs=1e-9)
     assert "LEACE" not in again.method
@@ -588,29 +586,28 @@ def projections() -> list[sf.Projection]:
     ]
 
 
+def through_a_file(eraser: sf.Projection, folder: Path) -> sf.Projection:
+    path = folder / "e.safetensors"
+    eraser.save(path)
+    sf.Projection.load(path).save(str(path))  # written again by what was read
+    return sf.Projection.load(path)
+
+
 @pytest.mark.parametrize("i", range(8))
 def test_files_give_back_every_bit(i: int, tmp_path: Path) -> None:
+    """Pickles of every protocol and copies do, too."""
     eraser = projections()[i]
-    path = tmp_path / "e.safetensors"
-    eraser.save(path)
-    loaded = sf.Projection.load(path)
-    assert_identical(loaded, eraser)
-    loaded.save(str(tmp_path / "again.safetensors"))
-    assert_identical(sf.Projection.load(tmp_path / "again.safetensors"), eraser)
-    for array in (loaded.left, loaded.right, loaded.mean):
-        assert not array.flags.writeable
-
-
-@pytest.mark.parametrize("i", range(8))
-def test_pickles_and_copies_give_back_every_bit(i: int) -> None:
-    eraser = projections()[i]
-    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        restored = pickle.loads(pickle.dumps(eraser, protocol))
-        assert_identical(restored, eraser)
-        for array in (restored.left, restored.right, restored.mean):
+    protocols = range(2, pickle.HIGHEST_PROTOCOL + 1)
+    restored = [
+        through_a_file(eraser, tmp_path),
+        *(pickle.loads(pickle.dumps(eraser, protocol)) for protocol in protocols),
+        copy.deepcopy(eraser),
+        copy.copy(eraser),
+    ]
+    for other in restored:
+        assert_identical(other, eraser)
+        for array in (other.left, other.right, other.mean):
             assert not array.flags.writeable
-    assert_identical(copy.deepcopy(eraser), eraser)
-    assert_identical(copy.copy(eraser), eraser)
 
 
 def header_of(blob: bytes) -> tuple[dict[str, Any], int]:
@@ -843,15 +840,11 @@ def test_moments_of_tensors_make_the_same_eraser(torch: Any) -> None:
     labels = {"z": torch.from_numpy(data.z), "y": torch.from_numpy(data.y)}
     moments = sf.Moments().update(torch.from_numpy(data.x), labels)
     eraser = sf.splince(moments, erase="z", keep="y")
-    np.testing.assert_array_equal(eraser.matrix(), fitted_on(data).matrix())
+    np.testing.assert_array_equal(eraser.matrix(), fitted().matrix())
     directions = torch.eye(8, dtype=torch.float64)[:, :2]
     found = sf.splince(moments, erase="z", keep=directions)
     expected = sf.splince(moments, erase="z", keep=np.eye(8)[:, :2])
     np.testing.assert_array_equal(found.matrix(), expected.matrix())
-
-
-def fitted_on(data: Data) -> sf.Projection:
-    return sf.splince(data.moments(), erase="z", keep="y")
 
 
 def test_half_precision_that_overflows_is_an_error_and_no_infinity() -> None:

@@ -528,21 +528,3 @@ def test_strength_of_hidden_problems(kind: str) -> None:
     whole = report(sf.splince(moments, erase="z", keep="y", **options)).variables[1]
     assert whole.residual <= whole.bound
     assert part.rank == 1
-
-
-def test_strength_of_folds_and_of_the_estimator() -> None:
-    data = draw_data(14, n=300, d=5, ky=1)
-    source = [(data.x[i::3], {"z": data.z[i::3], "y": data.y[i::3]}) for i in range(3)]
-    folds = sf.Moments.from_blocks(source, folds=3)
-    eraser = sf.splince(folds, erase="z", keep="y", strength=0.5)
-    assert report(eraser).strength == 0.5
-    kept = report(eraser).held_out.kept
-    full = report(sf.splince(folds, erase="z", keep="y")).held_out.kept
-    assert kept is not None
-    assert full is not None
-    assert kept < full
-    model = sf.SPLINCE(strength=0.5, kinds={"task": "continuous"})
-    fitted = model.fit(data.x, data.y[:, 0], concept=data.z).projection_
-    plain = sf.Moments().update(data.x, {"z": data.z, "y": data.y[:, 0]})
-    expected = sf.splince(plain, erase="z", keep="y", strength=0.5)
-    np.testing.assert_allclose(fitted.matrix(), expected.matrix(), atol=1e-12)

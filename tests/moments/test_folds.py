@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import REDUCTION, state_bytes
+from naive_model import interrupt_reductions, state_bytes
 from numpy.typing import NDArray
 
 import splince_fast as sf
@@ -141,20 +140,10 @@ def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
 def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run with a checkpoint, which must not hold rows of one fold alone."""
     X, labels = table()
-    original = getattr(*REDUCTION)
-    sent: list[int] = []
-
-    def interrupted(*arguments: Any) -> None:
-        original(*arguments)
-        if not sent:
-            sent.append(1)
-            signal.raise_signal(signal.SIGINT)
-
     folds = Folds(2, block_rows=16)
-    monkeypatch.setattr(*REDUCTION, interrupted)
+    interrupt_reductions(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
         folds.update(X, labels)
-    assert sent
     assert folds.n_rows == N
     folds.update(X, labels)
     plain = Folds(2, block_rows=16).update(X, labels).update(X, labels)
@@ -169,21 +158,11 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(
     """Ctrl-C during a block: its rows count once."""
     X, labels = table()
     source = sources.from_arrays(X, labels, block_rows=100)
-    original = getattr(*REDUCTION)
-    sent: list[int] = []
-
-    def interrupted(*arguments: Any) -> None:
-        original(*arguments)
-        sent.append(1)
-        if len(sent) == 9:  # in the first fold of a block of the source
-            signal.raise_signal(signal.SIGINT)
-
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(*REDUCTION, interrupted)
+        interrupt_reductions(patch, 9)  # in the first fold of a block of the source
         with pytest.raises(KeyboardInterrupt):
             sf.Moments.from_blocks(source, folds=folds, block_rows=16, checkpoint=path)
-    assert len(sent) >= 9
     resumed = sf.Moments.from_blocks(source, folds=folds, block_rows=16, checkpoint=path)
     plain = sf.Moments.from_blocks(source, folds=folds, block_rows=16)
     assert resumed.n_rows == plain.n_rows == N

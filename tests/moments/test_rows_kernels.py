@@ -15,7 +15,7 @@ import pytest
 import reference
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import U32, U64, scatter_of
+from naive_model import TWO_VALUED, U32, U64, scatter_error, scatter_of, two_valued
 
 from splince_fast import Moments
 from splince_fast._kernels import row_kernels, sparse
@@ -23,21 +23,6 @@ from splince_fast._runtime.hashing import splitmix64
 from splince_fast.moments import block as reducing
 
 Array = np.ndarray[Any, Any]
-
-
-# Any number of either precision that can be squared.
-constants = st.one_of(
-    st.floats(-(2.0**120), 2.0**120, width=32).map(np.float32),
-    st.floats(-1e140, 1e140).map(np.float64),
-)
-
-
-def sorted_by_cell(codes: Array, n_codes: int, part_rows: int) -> tuple[Array, Array]:
-    n = codes.shape[1]
-    order, cell = row_kernels.Block(
-        np.zeros((n, 1)), None, None, np.zeros(1), None, codes, n_codes, np.empty((0, n)), part_rows
-    ).cells
-    return order, cell
 
 
 class Block:
@@ -123,34 +108,6 @@ class Block:
         assert (np.abs(found["class_sums"] - class_sums) <= slack * w.sum()).all()
         shares = np.abs(self.values).sum(axis=1, keepdims=True)
         assert (np.abs(found["products"] - products) <= slack * shares).all()
-
-
-# --- the order of rows ---------------------------------------------------------------------------
-
-
-@given(
-    n=st.integers(1, 60),
-    variables=st.integers(0, 3),
-    n_codes=st.integers(0, 12),
-    part_rows=st.sampled_from([1, 4, 7, 20, 64]),
-    seed=st.integers(0, 999),
-)
-def test_rows_of_a_part_are_sorted_by_their_combination_of_codes(
-    n: int, variables: int, n_codes: int, part_rows: int, seed: int
-) -> None:
-    codes = np.random.default_rng(seed).integers(-1, n_codes, (variables, n)).astype(np.intp)
-    order, cell = sorted_by_cell(codes, n_codes, part_rows)
-    assert sorted(order) == list(range(n))  # no row is lost
-    parts = np.arange(n) // part_rows
-    np.testing.assert_array_equal(order // part_rows, parts)  # nor leaves its part
-    keys = [(part, *codes[:, i]) for part, i in zip(parts, order, strict=True)]
-    assert keys == sorted(keys, key=lambda key: (key[0], *key[:0:-1]))  # by the last code first
-    # Cells are numbered without gaps, and are equal where and only where part and codes are.
-    assert list(np.unique(cell)) == list(range(len(set(keys))))
-    assert len(set(zip(keys, cell, strict=True))) == len(set(keys))
-    assert (np.diff(cell) >= 0).all()
-    # Stable: rows of one cell keep their order.
-    assert (np.diff(order)[np.diff(cell) == 0] > 0).all()
 
 
 # --- the shift -----------------------------------------------------------------------------------
@@ -302,50 +259,51 @@ def test_the_twin_is_not_the_kernel(spoil: str) -> None:
 UNTURNED = np.array([[1.0, 0.0]])
 
 
-@pytest.mark.parametrize("pattern", ["alternating", "random", "unlike", "one in ten"])
+@pytest.mark.parametrize("pattern", TWO_VALUED)
 def test_turning_breaks_the_bias_of_equal_products(
     monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
     """The control: without it the roundings of equal float32 products add up."""
-    rng, n = np.random.default_rng(0), 4096
-    levels = {
-        "alternating": np.arange(n)[:, None] % 2,
-        "random": rng.integers(0, 2, (n, 1)),
-        "unlike": rng.integers(0, 2, (n, 40)),
-        "one in ten": np.arange(n)[:, None] % 10 == 0,
-    }[pattern]
-    X = (levels * np.linspace(0.5, 1.0, 41)[:-1]).astype(np.float32)
-    truth = scatter_of(X)
-    root = np.sqrt(np.diag(truth))
-
-    def error() -> float:
-        found = Moments().update(X).covariance(ddof=0) * n
-        return float(np.max(np.abs(found - truth) / np.outer(root, root)))
-
-    assert error() <= 1e-6
+    X = two_valued(4096, pattern)
+    assert scatter_error(Moments().update(X), X) <= 1e-6
     monkeypatch.setattr(reducing, "_ROTATIONS", UNTURNED)
-    assert error() > 1e-6
+    assert scatter_error(Moments().update(X), X) > 1e-6
 
 
 # --- reducing a block: the shift, the precision --------------------------------------------------
 
 
-def reduce(rows: Array, weight: Array, block: Block | None = None) -> reducing.Reduced:
-    """Reduce rows about zero, with the labels of `block`."""
-    n, d = rows.shape
-    block = block or Block(n, d)
-    buffer = np.full((reducing.buffer_rows(n), d), np.nan, rows.dtype)
-    given = weight if weight.size else None
+def reduce_into(
+    block: Block, memory: Any, rows: Array | None = None, index: Array | None = None
+) -> reducing.Reduced:
+    """Reduce rows, those of the block unless others are given, with its weights and labels."""
+    rows = block.rows if rows is None else rows
+    weight = block.weight if block.weight.size else None
+    sample = reducing.sample_block(rows, weight, index)
     return reducing.reduce_block(
-        rows,
-        given,
-        reducing.sample_block(rows, given),
-        block.reference,
-        block.codes,
-        block.n_codes,
-        block.values,
-        reducing.Centred(buffer),
-    )
+        rows, weight, sample, block.reference, block.codes, block.n_codes, block.values, memory,
+        index,
+    )  # fmt: skip
+
+
+def centred(rows: Array) -> reducing.Centred:
+    """Memory for the centred rows that begins as NaN."""
+    n, d = rows.shape
+    return reducing.Centred(np.full((reducing.buffer_rows(n), d), np.nan, rows.dtype))
+
+
+def gram(rows: Array) -> reducing.Gram:
+    """Memory for their product that begins as NaN."""
+    memory = reducing.Gram(*rows.shape, rows.dtype)
+    memory.set_memory(np.full(memory.size, np.nan))
+    return memory
+
+
+def reduce(rows: Array, weight: Array) -> reducing.Reduced:
+    """Reduce rows without labels."""
+    block = Block(*rows.shape)
+    block.weight = weight
+    return reduce_into(block, centred(rows), rows)
 
 
 SMALL = {"_PART_BYTES": 1, "_CHUNK_ROWS": 16, "_GRAIN_PRODUCTS": 1, "_PAGE": 1,
@@ -365,17 +323,10 @@ def small_tasks(threads: int) -> Iterator[None]:
 
 
 def multiplied(block: Block, threads: int) -> reducing.Reduced:
-    """Reduce a block with its product, in memory that begins as NaN."""
-    n, d = block.rows.shape
-    dtype = block.rows.dtype
-    given = block.weight if block.weight.size else None
+    """Reduce a block with its product."""
+    d = block.rows.shape[1]
     with small_tasks(threads):
-        memory = reducing.Gram(n, d, dtype)
-        memory.set_memory(np.full(memory.size, np.nan))
-        found = reducing.reduce_block(
-            block.rows, given, reducing.sample_block(block.rows, given), block.reference,
-            block.codes, block.n_codes, block.values, memory,
-        )  # fmt: skip
+        found = reduce_into(block, gram(block.rows))
     assert found.product is not None
     found.product = np.tril(found.product[:d, :d])
     return found
@@ -398,7 +349,7 @@ def test_a_pass_that_multiplies_equals_two_passes(
     block = Block(
         n, d, dtype, weighted=weighted, variables=variables, columns=columns, offset=3.0, seed=seed
     )
-    in_two, found = reduce(block.rows, block.weight, block), multiplied(block, 1)
+    in_two, found = reduce_into(block, centred(block.rows)), multiplied(block, 1)
     assert in_two.product is None
     size = np.abs(block.rows).max() + np.abs(block.reference).max()
     slack = 8 * (n + 8) * U64 * size
@@ -429,15 +380,9 @@ def test_a_product_of_several_blocks_of_panels(d: int, dtype: Any) -> None:
     """Rows of two chunks, and panels beyond those that a cache keeps at once, of any processor."""
     n = 300
     block = Block(n, d, dtype)
-    memory = reducing.Gram(n, d, block.rows.dtype)
-    memory.set_memory(np.full(memory.size, np.nan))
-    sample = reducing.sample_block(block.rows, None)
-    found = reducing.reduce_block(
-        block.rows, None, sample, block.reference, block.codes, 0, block.values,
-        memory,
-    ).product  # fmt: skip
+    found = reduce_into(block, gram(block.rows)).product
     assert found is not None
-    shifted = reduce(block.rows, block.weight, block).shifted
+    shifted = reduce_into(block, centred(block.rows)).shifted
     assert shifted is not None
     wide = shifted.astype(np.float64)
     exact, magnitude = wide.T @ wide, np.abs(wide).T @ np.abs(wide)
@@ -572,14 +517,9 @@ def test_rows_by_number_have_the_bits_of_their_copy(
     index = rng.permutation(2 * n)[:n]
     if misled:
         lying[index[:: stride_of(n)]] *= 1e3
-    given = block.weight if weighted else None
 
     def reduced(rows: Array, index: Array | None) -> reducing.Reduced:
-        return reducing.reduce_block(
-            rows, given, reducing.sample_block(rows, given, index), block.reference, block.codes,
-            block.n_codes, block.values,
-            reducing.Centred(np.empty((reducing.buffer_rows(n), d), dtype)), index,
-        )  # fmt: skip
+        return reduce_into(block, centred(rows[:n]), rows, index)
 
     ours, copied = reduced(lying, index), reduced(lying[index], None)
     for name in ("deviation", "residual", "shifted", "class_sums", "products"):
@@ -589,31 +529,10 @@ def test_rows_by_number_have_the_bits_of_their_copy(
     assert not np.array_equal(others.shifted, copied.shifted) or n < 3
 
 
-@pytest.mark.usefixtures("level")
-@given(
-    value=constants,
-    n=st.integers(1, 300),
-    weighted=st.booleans(),
-    misled=st.booleans(),
-)
-def test_a_constant_column_leaves_nothing(value: Any, n: int, weighted: bool, misled: bool) -> None:
-    """Also where another column asks for a second pass."""
-    rows = np.full((n, 3), value)
-    rows[:, 1] = 0.0
-    if misled:
-        rows[1 :: stride_of(n), 1] = 1.0
-    found = reduce(rows, np.linspace(0.1, 3, n) if weighted else np.empty(0))
-    assert (found.shifted[:, [0, 2]] == 0.0).all()
-    assert (found.residual[[0, 2]] == 0.0).all()
-
-
 def test_a_buffer_without_room_is_refused() -> None:
     block = Block(9, 2)
     with pytest.raises(RuntimeError, match="too small"):
-        reducing.reduce_block(
-            block.rows, None, reducing.sample_block(block.rows, None), block.reference,
-            block.codes, 0, block.values, reducing.Centred(np.empty((8, 2))),
-        )  # fmt: skip
+        reduce_into(block, reducing.Centred(np.empty((8, 2))))
 
 
 # --- arguments that do not fit -------------------------------------------------------------------
@@ -798,23 +717,6 @@ def test_a_block_keeps_its_arrays() -> None:
     assert all(array() is not None for array in watched)
     del block
     assert all(array() is None for array in watched)
-
-
-@given(
-    labels=st.lists(st.integers(-1, 9), min_size=1, max_size=40),
-    known=st.sampled_from([0, 5, 20]),
-)
-def test_classes_are_numbered_by_their_first_row(labels: list[int], known: int) -> None:
-    given, weight = np.array(labels, np.intp), np.arange(1.0, len(labels) + 1)
-    order = list(dict.fromkeys(label for label in labels if label >= 0))
-    for w in (None, weight):
-        codes, present, rows, weights, size = row_kernels.count_classes(given, w, known)
-        assert present.tolist() == order
-        assert rows.tolist() == [labels.count(c) for c in order]
-        counted = rows if w is None else [weight[given == c].sum() for c in order]
-        assert weights.tolist() == list(counted)
-        assert codes.tolist() == [order.index(c) if c >= 0 else -1 for c in labels]
-        assert size == max(known, max(labels) + 1)
 
 
 @pytest.mark.parametrize("rate", [0.2, 1.0])

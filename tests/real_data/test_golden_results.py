@@ -62,7 +62,6 @@ def results(folder: Path) -> dict[str, Any]:
     for name, method in METHODS.items():
         eraser = method(moments)
         report = eraser.report
-        assert report is not None
         change = (eraser(X[:8]) - X[:8]) / unit
         found[name] = {
             "change": (change @ sketch).ravel().tolist(),

@@ -105,14 +105,12 @@ def test_quadratic_figures_are_those_of_an_independent_implementation(
     source = moments(fitted)
     digits = {"abs": 5.5e-4 if case[1] is not None else 6.5e-4}
     moved = sf.quadratic(source, erase="z", shrinkage=1)
-    assert moved.report is not None
     assert moved.report.distortion == pytest.approx(plain[0], **digits)
     assert moved.report.distortion_leace == pytest.approx(plain[1], **digits)
     for i, (shrinkage, figure) in enumerate(zip((None, intensity), without, strict=False)):
         for keep in (None, "y"):
             eraser = sf.quadratic(source, erase="z", keep=keep, shrinkage=shrinkage)
             report = eraser.report
-            assert report is not None
             assert all(v.residual <= v.bound for v in report.variables)
             clean = eraser(x, {"z": z})
             change = np.sum((clean - x) ** 2) / np.sum((x - x.mean(axis=0)) ** 2)

@@ -71,7 +71,6 @@ def test_repaired_baselines_keep_the_task_and_leak_no_more(
     leaked = read(t, z)
     assert read(clean, z) == pytest.approx(leaked, rel=1e-6)
     assert leaked < 0.9 * read(x, z)
-    assert repaired.report is not None
     assert repaired.report.amplification < 10
 
 

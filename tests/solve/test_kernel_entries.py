@@ -38,11 +38,14 @@ def covariance() -> Array:
     return np.asfortranarray(rows.T @ rows)
 
 
-def dense(scatter: Array, mean: Array, memory: Array, force_eigh: bool = False) -> factor.Factor:
-    return factor.dense(
-        scatter, mean, memory, per_weight=1.0, ridge=0.0, max_rank=D, tolerance=1e-14,
-        constant=1e-14, force_eigh=force_eigh, allow_eigh=True,
-    )  # fmt: skip
+def dense(scatter: Array, mean: Array, memory: Array, **options: Any) -> factor.Factor:
+    settings = {"per_weight": 1.0, "ridge": 0.0, "max_rank": D, "tolerance": 1e-14,
+                "constant": 1e-14, "force_eigh": False, "allow_eigh": True}  # fmt: skip
+    return factor.dense(scatter, mean, memory, **(settings | options))
+
+
+of_columns = partial(factor.of_columns, smallest=1.0, constant=1e-14)
+solve = partial(oblique.oblique, noise=1e-14, relative=1e-14, drop_below=0.0, may_drop=False)
 
 
 def made(kind: str) -> factor.Factor:
@@ -50,22 +53,14 @@ def made(kind: str) -> factor.Factor:
     if kind == "identity":
         return factor.identity(ones, 1.0)
     if kind == "low_rank":
-        return factor.of_columns(
-            numbers(2, D), ones, ones, ones.copy(), np.zeros(2), smallest=1.0, constant=1e-14
-        )
+        return of_columns(numbers(2, D), ones, ones, ones.copy(), np.zeros(2))
     if kind == "spanned":
-        return factor.of_columns(numbers(2, D), ones, ones, smallest=1.0, constant=1e-14)
-    return dense(covariance(), np.zeros(D), np.empty(D * D), kind == "eigh")
+        return of_columns(numbers(2, D), ones, ones)
+    return dense(covariance(), np.zeros(D), np.empty(D * D), force_eigh=kind == "eigh")
 
 
 def remember(f: factor.Factor, scatter: Array) -> None:
     f.remember(scatter, 1.0)
-
-
-def solve(f: factor.Factor, erased: Array, kept: Array) -> Any:
-    return oblique.oblique(
-        f, erased, kept, noise=1e-14, relative=1e-14, drop_below=0.0, may_drop=False
-    )
 
 
 def deficient() -> factor.Factor:
@@ -73,131 +68,108 @@ def deficient() -> factor.Factor:
     return dense(np.asfortranarray(rows.T @ rows), np.zeros(D), np.empty(D * D))
 
 
-def entries() -> Iterator[Any]:
-    columns = {"columns": numbers(K, D)}
-    rows_free = frozenset({("columns", 0)})
-    for kind in ("identity", "cholesky", "eigh", "low_rank", "spanned"):
-        for name in ("whiten", "solve", "unwhiten"):
-            if name == "unwhiten" and kind in ("low_rank", "spanned"):
-                continue
-            yield pytest.param(
-                Entry(getattr(made(kind), name), columns, rows_free), id=f"{name}-{kind}"
-            )
-    remembering = made("cholesky")
-    remembering.remember(covariance(), 1.0)
-    yield pytest.param(Entry(remembering.gram, columns, rows_free), id="gram")
-    for kind in ("identity", "cholesky", "eigh"):
-        yield pytest.param(
-            Entry(partial(remember, made(kind)), {"scatter": covariance()}), id=f"remember-{kind}"
+def remembering() -> factor.Factor:
+    f = made("cholesky")
+    remember(f, covariance())
+    return f
+
+
+KINDS = ("identity", "cholesky", "eigh", "low_rank", "spanned")
+COLUMNS = {"columns": numbers(K, D)}
+FIGURES = {"variances": np.ones(D), "mean": np.ones(D)}
+SQUARES = {"squares": 9.0 * np.eye(K), "reference": np.zeros(K)}
+FACTORED = {"scatter": covariance(), "mean": np.zeros(D), "memory": np.empty(D * D)}
+
+
+def free(*axes: tuple[str, int]) -> frozenset[tuple[str, int]]:
+    return frozenset(axes)
+
+
+ENTRIES = {
+    **{
+        f"{name}-{kind}": Entry(getattr(made(kind), name), COLUMNS, free(("columns", 0)))
+        for kind in KINDS
+        for name in ("whiten", "solve", "unwhiten")
+        if name != "unwhiten" or kind not in ("low_rank", "spanned")
+    },
+    **{
+        f"remember-{kind}": Entry(partial(remember, made(kind)), {"scatter": covariance()})
+        for kind in ("identity", "cholesky", "eigh")
+    },
+    **{
+        f"oblique-{kind}": Entry(
+            partial(solve, made(kind)),
+            {"erased": numbers(1, D), "kept": numbers(2, D)[1:]},
+            free(("erased", 0), ("kept", 0)),
         )
-    yield pytest.param(
-        Entry(deficient().admit, {"spans": numbers(K, D)}, frozenset({("spans", 0)})), id="admit"
-    )
-    yield pytest.param(
-        Entry(lambda diagonal: factor.identity(diagonal, 1.0), {"diagonal": np.ones(D)},
-              frozenset({("diagonal", 0)})),
-        id="identity",
-    )  # fmt: skip
-    yield pytest.param(
-        Entry(
-            lambda **a: factor.norm_and_offset(**a, variance=1.0),
-            {"left": numbers(K, D), "right": numbers(K, D), "mean": np.ones(D)},
-        ),
-        id="norm_and_offset",
-    )
-    figures = {"variances": np.ones(D), "mean": np.ones(D)}
-    yield pytest.param(
-        Entry(lambda **a: factor.count_weak(**a, min_scale=0.1, mean_fraction=0.0), figures),
-        id="count_weak",
-    )
-    yield pytest.param(
-        Entry(
-            lambda **a: factor.of_columns(**a, smallest=1.0, constant=1e-14),
-            {"columns": numbers(K, D), "diagonal_scale": np.ones(D), "column_scale": np.zeros(K)}
-            | figures,
-            written=frozenset({"columns", "diagonal_scale", "column_scale"}),
-        ),
-        id="low_rank",
-    )
-    yield pytest.param(
-        Entry(
-            lambda **a: factor.of_columns(**a, smallest=1.0, constant=1e-14),
-            {"columns": numbers(D, D)} | figures,
-            free=frozenset({("columns", -1)}),
-            written=frozenset({"columns"}),
-        ),
-        id="spanned",
-    )
-    for force_eigh in (False, True):
-        yield pytest.param(
-            Entry(
-                lambda force_eigh=force_eigh, **a: dense(**a, force_eigh=force_eigh),
-                {"scatter": covariance(), "mean": np.zeros(D), "memory": np.empty(D * D)},
-                written=frozenset({"memory"}),
-            ),
-            id=f"dense-{force_eigh}",
+        for kind in KINDS
+    },
+    **{
+        f"dense-{force}": Entry(
+            partial(dense, force_eigh=force), FACTORED, written=frozenset({"memory"})
         )
-    for kind in ("identity", "cholesky", "eigh", "low_rank", "spanned"):
-        yield pytest.param(
-            Entry(
-                partial(solve, made(kind)),
-                {"erased": numbers(1, D), "kept": numbers(2, D)[1:]},
-                frozenset({("erased", 0), ("kept", 0)}),
-            ),
-            id=f"oblique-{kind}",
-        )
-    yield pytest.param(
-        Entry(spans.class_span, {"sums": numbers(K, D), "weights": np.ones(K)},
-              frozenset({("sums", 1)})),
-        id="class_span",
-    )  # fmt: skip
-    yield pytest.param(
-        Entry(spans.largest_correlation, {"rows": numbers(K, D), "variances": np.ones(D)},
-              frozenset({("rows", 0)})),
-        id="largest_correlation",
-    )  # fmt: skip
-    columns = {"squares": 9.0 * np.eye(K), "reference": np.zeros(K)}
-    yield pytest.param(
-        Entry(
-            lambda **a: spans.column_deviations(**a, weight=4.0), {"z_sum": np.ones(K)} | columns
-        ),
-        id="column_deviations",
-    )
-    yield pytest.param(
-        Entry(
-            lambda **a: spans.column_span(**a, weight=4.0),
-            {"products": numbers(K, D), "z_sum": np.ones(K), "x_sum": np.ones(D)} | columns,
-        ),
-        id="column_span",
-    )
-    for dtype, kernel, name in (
-        (np.float64, blas.syrk_f64_into, "scatter"),
-        (np.float32, blas.syrk_f32_out, "product"),
-    ):
-        yield pytest.param(
-            Entry(
-                kernel,
-                {
-                    "rows": numbers(M, D).astype(dtype),
-                    name: np.zeros((D, D), dtype, order="F"),
-                },
-                frozenset({("rows", 0)}),
-                frozenset({name}),
-            ),
-            id=kernel.__name__,
-        )
-    yield pytest.param(
-        Entry(
-            blas.gemm_f64_into,
-            {"left": numbers(M, K), "right": numbers(M, D), "product": np.zeros((K, D))},
-            written=frozenset({"product"}),
-        ),
-        id="gemm_f64_into",
-    )
-    yield pytest.param(
-        Entry(blas.mirror_lower, {"matrix": covariance()}, written=frozenset({"matrix"})),
-        id="mirror_lower",
-    )
+        for force in (False, True)
+    },
+    "gram": Entry(remembering().gram, COLUMNS, free(("columns", 0))),
+    "admit": Entry(deficient().admit, {"spans": numbers(K, D)}, free(("spans", 0))),
+    "identity": Entry(
+        partial(factor.identity, per_weight=1.0), {"diagonal": np.ones(D)}, free(("diagonal", 0))
+    ),
+    "norm_and_offset": Entry(
+        partial(factor.norm_and_offset, variance=1.0),
+        {"left": numbers(K, D), "right": numbers(K, D), "mean": np.ones(D)},
+    ),
+    "count_weak": Entry(partial(factor.count_weak, min_scale=0.1, mean_fraction=0.0), FIGURES),
+    "low_rank": Entry(
+        of_columns,
+        COLUMNS | {"diagonal_scale": np.ones(D), "column_scale": np.zeros(K)} | FIGURES,
+        written=frozenset({"columns", "diagonal_scale", "column_scale"}),
+    ),
+    "spanned": Entry(
+        of_columns,
+        {"columns": numbers(D, D)} | FIGURES,
+        free(("columns", -1)),
+        frozenset({"columns"}),
+    ),
+    "class_span": Entry(
+        spans.class_span, {"sums": numbers(K, D), "weights": np.ones(K)}, free(("sums", 1))
+    ),
+    "largest_correlation": Entry(
+        spans.largest_correlation,
+        {"rows": numbers(K, D), "variances": np.ones(D)},
+        free(("rows", 0)),
+    ),
+    "column_deviations": Entry(
+        partial(spans.column_deviations, weight=4.0), {"z_sum": np.ones(K)} | SQUARES
+    ),
+    "column_span": Entry(
+        partial(spans.column_span, weight=4.0),
+        {"products": numbers(K, D), "z_sum": np.ones(K), "x_sum": np.ones(D)} | SQUARES,
+    ),
+    "syrk_f64_into": Entry(
+        blas.syrk_f64_into,
+        {"rows": numbers(M, D), "scatter": np.zeros((D, D), order="F")},
+        free(("rows", 0)),
+        frozenset({"scatter"}),
+    ),
+    "syrk_f32_out": Entry(
+        blas.syrk_f32_out,
+        {
+            "rows": numbers(M, D).astype(np.float32),
+            "product": np.zeros((D, D), np.float32, order="F"),
+        },
+        free(("rows", 0)),
+        frozenset({"product"}),
+    ),
+    "gemm_f64_into": Entry(
+        blas.gemm_f64_into,
+        {"left": numbers(M, K), "right": numbers(M, D), "product": np.zeros((K, D))},
+        written=frozenset({"product"}),
+    ),
+    "mirror_lower": Entry(
+        blas.mirror_lower, {"matrix": covariance()}, written=frozenset({"matrix"})
+    ),
+}
 
 
 def resized(array: Array, axis: int, by: int) -> Array:
@@ -239,7 +211,7 @@ def misfits(entry: Entry) -> Iterator[tuple[str, str, Any]]:
             yield name, "read-only", fixed
 
 
-@pytest.mark.parametrize("entry", entries())
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 def test_an_argument_that_does_not_fit_raises(entry: Entry) -> None:
     entry.call(**fresh(entry))  # fits
     count = 0
@@ -261,33 +233,22 @@ def fresh(entry: Entry) -> dict[str, Array]:
 
 
 def test_a_factor_of_another_kind_of_object_is_refused() -> None:
-    arguments: Any = (np.ones((1, D)), np.ones((0, D)))
-    options = {"noise": 1e-14, "relative": 1e-14, "drop_below": 0.0, "may_drop": False}
     for other in (None, object(), np.ones(D)):
         with pytest.raises(TypeError):
-            oblique.oblique(other, *arguments, **options)
+            solve(other, np.ones((1, D)), np.ones((0, D)))
 
 
-def test_features_left_out_must_be_features_in_order() -> None:
-    for wrong in ([D], [-1], [1, 1], [2, 0], [0.0], [[0]], None):
-        options: Any = {"left_out": None if wrong is None else np.array(wrong)}
-        for call in (
-            partial(
-                factor.dense, covariance(), np.zeros(D), np.empty(D * D), per_weight=1.0,
-                ridge=0.0, max_rank=D, tolerance=1e-14, constant=1e-14, force_eigh=False,
-                allow_eigh=True,
-            ),
-            partial(
-                factor.of_columns, numbers(2, D), np.ones(D), np.ones(D), np.ones(D), np.zeros(2),
-                smallest=1.0, constant=1e-14,
-            ),
-            partial(
-                factor.of_columns, numbers(2, D), np.ones(D), np.ones(D), smallest=1.0,
-                constant=1e-14,
-            ),
-        ):  # fmt: skip
-            with pytest.raises((ValueError, TypeError)):
-                call(**options)
+@pytest.mark.parametrize("wrong", [[D], [-1], [1, 1], [2, 0], [0.0], [[0]], None])
+def test_features_left_out_must_be_features_in_order(wrong: Any) -> None:
+    left_out: Any = None if wrong is None else np.array(wrong)
+    ones, columns = np.ones(D), numbers(2, D)
+    for call, arguments in (
+        (dense, (covariance(), np.zeros(D), np.empty(D * D))),
+        (of_columns, (columns, ones, ones, ones.copy(), np.zeros(2))),
+        (of_columns, (columns, ones, ones)),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            call(*arguments, left_out=left_out)
 
 
 def test_a_covariance_of_no_feature_is_refused() -> None:
@@ -301,8 +262,5 @@ def test_the_norm_of_right_is_infinite_if_its_square_overflows(k: int, sine: flo
     kept = np.eye(4)[::2][:k].copy()
     erased = kept + sine * np.eye(4)[1::2][:k]
     f = factor.identity(np.ones(4), 1.0)
-    result = oblique.oblique(
-        f, erased, kept, noise=0.0, relative=1e-14, drop_below=0.0, may_drop=False
-    )
-    norm = result[14]
+    norm = solve(f, erased, kept, noise=0.0)[14]
     assert norm == (pytest.approx(1e3, rel=1e-6) if sine == 1e-3 else np.inf)

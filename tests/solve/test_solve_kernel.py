@@ -21,7 +21,6 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-import reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from naive_model import FUZZ
@@ -29,7 +28,6 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import factor as kernel
 from splince_fast._kernels import oblique as oblique_kernel
-from splince_fast._kernels import spans
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import Solution
 
@@ -267,27 +265,6 @@ def test_control_identity_for_the_covariance_passes_the_constraints_and_not_opti
     assert optimality_gap(p, *factors(p)) < 1e-12
 
 
-@many
-@given(p=problems(), force_eigh=st.booleans())
-def test_distortion_figures_equal_the_closed_forms(p: Problem, force_eigh: bool) -> None:
-    """tr(Sz G^-1 Sz^T) with what is kept, tr(Sz Czz^-1 Sz^T) without."""
-    raw = solved(p, force_eigh=force_eigh)
-    values = np.linalg.eigvalsh(p.s)
-    kappa, q = values[-1] / max(values[0], EPS), whitened_condition(p)
-    bound = 8 * p.d * EPS * (kappa + q**2) / float(raw["sines"].min()) ** 2
-    if bound > 0.1:  # the Gram matrices of the closed form carry no digits
-        return
-    czz = p.sz.T @ np.linalg.solve(p.s, p.sz)
-    unkept = float(np.trace(p.sz @ np.linalg.solve(czz, p.sz.T)))
-    assert raw["distortion_leace"] == pytest.approx(unkept, rel=bound)
-    if p.sy.shape[1]:
-        left, right = closed_form(p)
-        assert raw["distortion"] == pytest.approx(
-            float(np.trace(left @ (right.T @ p.sz) @ np.linalg.inv(right.T @ p.sz) @ p.sz.T)),
-            rel=bound,
-        )
-
-
 # --- against 60 digits ---------------------------------------------------------------------------
 
 
@@ -357,59 +334,6 @@ def test_control_the_60_digits_tell_wrong_formulas(mutant: str) -> None:
 # --- the plain twin, the switches, the shapes ----------------------------------------------------
 
 
-@many
-@given(p=problems(), whitened=st.booleans(), force_eigh=st.booleans(), keep=st.booleans())
-def test_agrees_with_the_plain_numpy_twin(
-    p: Problem, whitened: bool, force_eigh: bool, keep: bool
-) -> None:
-    if not keep:
-        p = Problem(p.s, p.sz, np.empty((p.d, 0)))
-    s = p.s if whitened else np.eye(p.d)
-    alike = Problem(s, p.sz, p.sy)
-    raw = solved(p, whitened=whitened, force_eigh=force_eigh)
-    if raw["status"] == kernel.STATUS_INFEASIBLE:
-        assert not whitened  # raw spans may meet where whitened ones do not
-        return
-    sine = float(raw["sines"].min())
-    condition = np.linalg.cond(s) + whitened_condition(alike) ** 2
-    bound = 16 * p.d * EPS * condition / sine**2
-    if bound > 0.1:  # the twin's Gram matrices carry no digits
-        return
-    left, right = reference.oblique_factors(p.s, p.sz, p.sy, whitened=whitened, tolerance=p.d * EPS)
-    twin = left @ right.T
-    found = raw["left"].T @ raw["right"]
-    assert np.linalg.norm(found - twin) <= bound * np.linalg.norm(twin)
-
-
-def test_identity_for_the_factor_ignores_the_covariance() -> None:
-    rng = np.random.default_rng(0)
-    p = problem(rng, 6, 2, 2, kappa=1e6, cosine=0.3)
-    other = Problem(np.eye(6) * np.trace(p.s) / 6, p.sz, p.sy)
-    np.testing.assert_array_equal(factors(p, whitened=False), factors(other, whitened=False))
-
-
-@pytest.mark.parametrize("kz", [1, 3, 12])
-@pytest.mark.parametrize("ky", [0, 1, 3, 12])
-@pytest.mark.parametrize("whitened", [True, False])
-def test_more_columns_than_rank_or_features(kz: int, ky: int, whitened: bool) -> None:
-    """Redundant columns change nothing, also where there are more of them than features."""
-    rng = np.random.default_rng(kz * 13 + ky)
-    p = problem(rng, 6, 2, 2, kappa=50.0, cosine=0.5)
-    sy = p.sy if ky else np.empty((6, 0))
-    wide = Problem(
-        p.s,
-        p.sz[:, :1] if kz == 1 else p.sz @ rng.normal(size=(2, kz)),
-        sy[:, :1] if ky == 1 else sy @ rng.normal(size=(2 if ky else 0, ky)),
-    )
-    thin = Problem(p.s, p.sz[:, : min(kz, 2)], sy[:, : min(ky, 2)])
-    left, right = factors(wide, whitened=whitened)
-    assert left.shape == right.shape == (6, min(kz, 2))
-    thin_left, thin_right = factors(thin, whitened=whitened)
-    expected = thin_left @ thin_right.T
-    # kappa = 50 and random recodings of condition up to some hundreds.
-    np.testing.assert_allclose(left @ right.T, expected, atol=1e-10 * np.abs(expected).max())
-
-
 @pytest.mark.parametrize("k", [1, 2, 4, 5])
 def test_spans_whose_squares_leave_the_range_of_float64(k: int) -> None:
     """A power of two changes no digit of the projection, however many columns are decomposed."""
@@ -434,14 +358,6 @@ def test_spans_that_fill_the_space_and_one_more(whitened: bool) -> None:
     raw = solved(too_many, whitened=whitened)
     assert raw["status"] == kernel.STATUS_INFEASIBLE
     assert raw["cosines"][0] == pytest.approx(1.0, abs=1e-12)
-
-
-def test_nothing_to_erase_gives_empty_factors() -> None:
-    p = Problem(np.eye(4), np.zeros((4, 2)), np.ones((4, 1)))
-    raw = solved(p)
-    assert raw["status"] == kernel.STATUS_OK
-    assert raw["left"].shape == raw["right"].shape == (0, 4)
-    assert raw["distortion"] == 0.0
 
 
 # --- rank-deficient covariances ------------------------------------------------------------------
@@ -502,25 +418,6 @@ def test_rank_deficient_covariance_in_any_units(seed: int, units: float, missing
     assert (rows <= bound * np.linalg.norm(expected, axis=1)).all()
 
 
-def test_constant_features_are_left_alone() -> None:
-    p = problem(np.random.default_rng(2), 6, 1, 1, kappa=10.0, cosine=0.5)
-    wide = Problem(np.zeros((9, 9)), np.zeros((9, 1)), np.zeros((9, 1)))
-    alive = np.array([0, 2, 3, 5, 7, 8])
-    wide.s[np.ix_(alive, alive)] = p.s
-    wide.sz[alive], wide.sy[alive] = p.sz, p.sy
-    # Features 1 and 4 do not vary at all, 6 by a rounding of its mean.
-    wide.s[6, 6] = (3 * EPS) ** 2
-    mean = np.zeros(9)
-    mean[6] = 1.0
-    raw = solved(wide, mean=mean)
-    assert raw["constants"] == 3
-    assert raw["solver"] == "cholesky"
-    np.testing.assert_array_equal(raw["right"][:, [1, 4, 6]], 0.0)
-    left, right = factors(p)
-    found = (raw["left"].T @ raw["right"])[np.ix_(alive, alive)]
-    np.testing.assert_allclose(found, left @ right.T, rtol=1e-13, atol=1e-13)
-
-
 # --- policies ------------------------------------------------------------------------------------
 
 
@@ -541,22 +438,6 @@ def test_the_number_of_directions_given_up(
     assert 1 / raw["sines"].min() <= cap
     rest = np.sort(sines[1 / sines <= cap])
     np.testing.assert_allclose(np.sort(raw["sines"])[: len(rest)], rest, rtol=1e-9)
-
-
-def test_the_same_span_is_infeasible_or_given_up() -> None:
-    rng = np.random.default_rng(6)
-    p = problem(rng, 8, 2, 1, kappa=1e5, cosine=0.2)
-    sy = np.concatenate([p.sy, p.sz @ rng.normal(size=(2, 1))], axis=1)
-    clash = Problem(p.s, p.sz, sy)
-    raw = solved(clash)
-    assert raw["status"] == kernel.STATUS_INFEASIBLE
-    assert raw["sines"].min() <= raw["tolerance_sine"]
-    rest = solved(clash, may_drop=True)
-    assert rest["dropped"] == 1
-    all_lost = solved(Problem(p.s, p.sz, p.sz[:, :1]), may_drop=True)
-    assert all_lost["dropped"] == 1
-    left, right = factors(Problem(p.s, p.sz, np.empty((8, 0))))
-    np.testing.assert_allclose(all_lost["left"].T @ all_lost["right"], left @ right.T, atol=1e-9)
 
 
 # --- conduct -------------------------------------------------------------------------------------
@@ -580,38 +461,4 @@ def test_only_the_lower_triangle_is_read() -> None:
         )
 
 
-def test_scaling_by_weight_and_ridge() -> None:
-    p = problem(np.random.default_rng(9), 7, 2, 1, kappa=20.0, cosine=0.5)
-    total = Problem(p.s * 64.0, p.sz, p.sy)
-    np.testing.assert_array_equal(factors(total, per_weight=1 / 64), factors(p))
-    ridged = Problem(0.75 * p.s + 0.1 * np.eye(7), p.sz, p.sy)
-    a, b = factors(p, per_weight=0.75, ridge=0.1), factors(ridged)
-    np.testing.assert_allclose(a[0] @ a[1].T, b[0] @ b[1].T, atol=1e-13)
-
-
 # --- class sums ----------------------------------------------------------------------------------
-
-
-@given(seed=st.integers(0, 2**20), k=st.integers(2, 6), empty=st.integers(0, 2))
-@example(seed=0, k=2, empty=0)
-def test_class_span_spans_the_cross_covariance(seed: int, k: int, empty: int) -> None:
-    rng = np.random.default_rng(seed)
-    codes = np.concatenate([np.arange(k), rng.integers(0, k, size=50)])
-    x, w = rng.normal(size=(len(codes), 8)), rng.uniform(0.1, 2.0, size=len(codes))
-    hot = np.eye(k + empty)[codes]
-    rows = spans.class_span((w[:, None] * hot).T @ x, w @ hot)
-    assert rows.shape == (k - 1, 8)
-    weight = w.sum()
-    centred = hot - w @ hot / weight
-    cross = (w[:, None] * centred).T @ x / weight
-    deviation = np.sqrt(np.diag((w[:, None] * centred).T @ centred / weight))
-    largest = int(np.argmax(w @ hot))
-    keep = [c for c in range(k) if c != largest]
-    # A sum over 60 rows of terms of order one.
-    np.testing.assert_allclose(rows, cross[keep] / deviation[keep, None], atol=1e-13, rtol=0)
-
-
-@pytest.mark.parametrize("weights", [[], [3.0], [0.0, 3.0], [0.0, 0.0]])
-def test_a_single_class_spans_nothing(weights: list[float]) -> None:
-    rows = spans.class_span(np.ones((len(weights), 4)), np.array(weights))
-    assert rows.shape == (0, 4)

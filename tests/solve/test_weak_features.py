@@ -1,7 +1,6 @@
 """Features that vary too little: left out of the whitening, erased all the same; the sensitivity.
 
-Constraints are sums over n rows in extended precision, in units of each feature's deviation:
-8 d eps |P|^2 and the rounding of the sums, as in `test_precision`.
+The bounds of the constraints are those of `problems.residual`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from problems import EPS, Float
+from problems import EPS, Float, assert_constraints, report
 
 import splince_fast as sf
 from splince_fast._solve.factor import weak_features
@@ -43,35 +42,6 @@ def quiet(call: Callable[..., sf.Projection], *args: Any, **options: Any) -> sf.
         return call(*args, **options)
 
 
-def report(eraser: sf.Projection) -> sf.Report:
-    assert eraser.report is not None
-    return eraser.report
-
-
-def residual(x: Float, columns: Float, eraser: sf.Projection, kept: bool) -> tuple[float, float]:
-    """Relative to Cov(x, v), features in units of their deviations; and what rounding explains."""
-    wide = x.astype(np.longdouble)
-    deviations = np.asarray(wide.std(axis=0), np.float64)
-    centred, v = wide - wide.mean(axis=0), columns - columns.mean(axis=0)
-    span = np.asarray(centred.T @ v / len(x) / deviations[:, None], np.float64)
-    left = eraser.left / deviations[:, None]
-    right = eraser.right * deviations[:, None]
-    removed = left @ (right.T @ span)
-    rest = removed if kept else span - removed
-    size = max(1.0, float(np.linalg.norm(left @ right.T, 2)))
-    sums = len(x) ** 0.5 * float(np.linalg.norm(v.std(axis=0))) * size
-    bound = 8 * EPS * (x.shape[1] * columns.shape[1] * size**2 + sums / np.linalg.norm(span))
-    return float(np.linalg.norm(rest) / np.linalg.norm(span)), float(bound)
-
-
-def check(x: Float, z: NDArray[Any], y: Float | None, eraser: sf.Projection) -> None:
-    found, bound = residual(x, np.eye(3)[z], eraser, kept=False)
-    assert found <= bound
-    if y is not None:
-        found, bound = residual(x, y, eraser, kept=True)
-        assert found <= bound
-
-
 # --- features that are left out ------------------------------------------------------------------
 
 
@@ -88,7 +58,7 @@ def test_noise_beside_features_of_any_units_is_left_out(scale: float, null_space
         assert report(eraser).left_out == (2, 5)
         assert eraser.rank == 2
         assert not eraser.right[[2, 5]].any()  # nothing is read from them
-        check(x, z, kept, eraser)
+        assert_constraints(x, np.eye(3)[z], kept, eraser)
         assert report(eraser).sensitivity < 1e-6  # type: ignore[operator]
         assert "2 feature(s) (2, 5), of tiny" in str(report(eraser))
         # Of the other features it is the eraser that never saw these two.
@@ -112,7 +82,7 @@ def test_control_without_it_they_get_full_weight() -> None:
     assert report(eraser).left_out == ()
     assert np.abs(eraser.matrix()).max() > 1e25
     assert report(eraser).sensitivity > 1e20  # type: ignore[operator]
-    check(x, z, None, eraser)
+    assert_constraints(x, np.eye(3)[z], None, eraser)
 
 
 @given(
@@ -139,7 +109,7 @@ def test_constraints_stay_exact_whatever_is_left_out(
     assert report(eraser).left_out == tuple(np.flatnonzero(below))
     varying = x[:, :9]
     narrow = sf.Projection(eraser.left[:9], eraser.right[:9], eraser.mean[:9])
-    check(varying, z, y, narrow)
+    assert_constraints(varying, np.eye(3)[z], y, narrow)
     assert report(eraser).dropped == 0
     assert all(v.residual <= v.bound for v in report(eraser).variables)
     moved = ((eraser(x) - x) ** 2).sum(axis=1).mean() / x.var(axis=0).sum()
@@ -157,7 +127,7 @@ def test_directions_of_the_concept_in_left_out_features_alone_are_erased(keep: b
     eraser = quiet(call, moments, erase="z", min_scale=0.01, **more)
     assert report(eraser).left_out == tuple(range(1, 8))
     assert eraser.rank == 2
-    check(x, z, y if keep else None, eraser)
+    assert_constraints(x, np.eye(3)[z], y if keep else None, eraser)
     moved = ((eraser(x) - x) ** 2).sum(axis=1).mean() / x.var(axis=0).sum()
     assert report(eraser).distortion == pytest.approx(moved, rel=1e-9)
 
@@ -207,7 +177,7 @@ def test_moments_without_a_covariance_leave_them_out_as_well(rank: int) -> None:
         eraser = sf.splince(moments, erase="z", keep="y", **again)
         assert report(eraser).left_out == (2, 5)
         assert not eraser.right[[2, 5]].any()
-        check(x, z, y, eraser)
+        assert_constraints(x, np.eye(3)[z], y, eraser)
 
 
 def test_folds_and_snapshots_leave_out_the_same() -> None:
@@ -229,18 +199,6 @@ def test_folds_and_snapshots_leave_out_the_same() -> None:
     assert report(eraser).left_out == (4,)
 
 
-def test_reports_give_both_back() -> None:
-    x, z, _ = rows()
-    x[:, 4] *= 1e-6
-    found = report(sf.leace(sf.Moments().update(x, {"z": z}), erase="z", min_scale=1e-3))
-    again = sf.Report.from_dict(found.to_dict())
-    assert again == found
-    assert again.left_out == (4,)
-    for text in (str(found), found.explain(), found._repr_html_()):
-        assert "sensitivity" in text
-    assert "1 feature(s) (4) vary too little" in found.explain()
-
-
 @pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
 @pytest.mark.parametrize("method", ["leace", "repair"])
 def test_features_left_out_are_named(method: str, tmp_path: Path) -> None:
@@ -260,18 +218,6 @@ def test_features_left_out_are_named(method: str, tmp_path: Path) -> None:
 
 
 # --- sensitivity ---------------------------------------------------------------------------------
-
-
-@given(seed=st.integers(0, 2**20), rank=st.integers(1, 4), spread=st.floats(0, 9))
-def test_column_norms_are_those_of_the_product(seed: int, rank: int, spread: float) -> None:
-    rng = np.random.default_rng(seed)
-    units = 10.0 ** rng.uniform(-spread, spread, size=7)
-    left, right = rng.normal(size=(rank, 7)) * units, rng.normal(size=(rank, 7)) / units
-    expected = np.linalg.norm(left.T @ right, axis=0)
-    # Columns of rank 4 cancel by a few digits at most.
-    np.testing.assert_allclose(column_norms(left, right), expected, rtol=1e-6)
-    norm = sensitivity(left, right, np.zeros(7), 1.0)[1]
-    assert norm == pytest.approx(np.linalg.norm(expected), rel=1e-6)
 
 
 def test_column_norms_of_numbers_that_have_no_squares() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splince_fast._runtime.rows import choose_block_rows
@@ -644,15 +644,6 @@ def test_vectors_are_not_copied(pa: Any, kind: str) -> None:
         assert block.X.ctypes.data == start + (5 + 4 * number) * 3 * 4
 
 
-def test_offset_of_a_slice_matters(pa: Any) -> None:
-    data = Data(20, 3)
-    table = arrow_table(data, "fixed").slice(5, 12)
-    (block,) = from_parquet(table, embedding="e")
-    np.testing.assert_array_equal(block.X, data.X[5:17])
-    naive = table.column("e").chunk(0).values.to_numpy()[: 12 * 3].reshape(12, 3)
-    assert not np.array_equal(naive, block.X)
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8])
 def test_vectors_keep_their_type(pq: Any, dtype: Any, tmp_path: Path) -> None:
     data = Data(4, 3, dtype)
@@ -1265,17 +1256,6 @@ def test_every_file_is_closed_in_the_end(tmp_path: Path) -> None:
 
 
 # --- together ------------------------------------------------------------------------------------
-
-
-@settings(max_examples=25, deadline=None)
-@given(n=st.integers(0, 40), block_rows=st.integers(1, 12))
-def test_prefetched_blocks_are_those_of_the_source(n: int, block_rows: int) -> None:
-    data = Data(n, 2)
-    source = from_arrays(data.X, data.labels, sample_weight=data.weight, block_rows=block_rows)
-    expected = naive_blocks(data, [(0, n)], block_rows)
-    with prefetched(source) as blocks:
-        for found, twin in zip(blocks, expected, strict=True):
-            assert_same_block(found, twin)
 
 
 def test_a_folder_in_place_of_a_npy_file_says_how_to_list_it(tmp_path: Path) -> None:

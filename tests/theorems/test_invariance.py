@@ -95,7 +95,7 @@ def test_sal_commutes_with_rotations_and_with_nothing_else(seed: int) -> None:
 
 @many
 @given(
-    seed=st.integers(0, 2**20), columns=st.integers(2, 7), exponent=st.integers(-9, 9),
+    seed=st.integers(0, 2**20), columns=st.integers(2, 12), exponent=st.integers(-9, 9),
     role=st.sampled_from(["z", "y"]),
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
