@@ -1,8 +1,24 @@
-"""What is collected: examples that need an optional package are left out where it is absent."""
+"""What is collected, and the folder of real data sets.
 
+Examples that need an optional package are left out where it is absent. ``SPLINCE_FAST_DATA`` names
+the folder of the real data sets, which are not part of the project.
+"""
+
+import os
+from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Examples take longer on a loaded machine. tests/conftest.py loads the profile of its tests.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+
+DATA = Path(
+    os.environ.get("SPLINCE_FAST_DATA") or Path(__file__).resolve().parents[1] / "shared" / "data"
+)
 
 NEEDS = {
     "torch": [
@@ -28,3 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         package = PAGES.get(item.path.name)
         if package and not find_spec(package):
             item.add_marker(pytest.mark.skip(reason=f"{package} is not installed"))
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Callable[[str], Path]:
+    """Path of a real data set by the name of its folder or file; skips where it is absent."""
+
+    def find(name: str) -> Path:
+        path = DATA / name
+        if not path.exists():
+            pytest.skip(f"the real data set {name!r} is not in {DATA}; see SPLINCE_FAST_DATA")
+        return path
+
+    return find

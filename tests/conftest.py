@@ -1,17 +1,14 @@
-"""What all tests share: profiles, guards of the kernels, real data.
+"""What all tests share: profiles, and guards of the kernels.
 
 ``SPLINCE_FAST_FUZZ=n`` multiplies the examples of every property test by n and draws them afresh;
-without it the same examples are drawn on each run. ``SPLINCE_FAST_DATA`` names the folder of the
-real data sets, which are not part of the project.
+without it the same examples are drawn on each run.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,22 +26,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("splince_fast")
-
-ROOT = Path(__file__).resolve().parent.parent
-DATA = Path(os.environ.get("SPLINCE_FAST_DATA") or ROOT.parent / "shared" / "data")
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Callable[[str], Path]:
-    """Path of a real data set by the name of its folder or file; skips where it is absent."""
-
-    def find(name: str) -> Path:
-        path = DATA / name
-        if not path.exists():
-            pytest.skip(f"the real data set {name!r} is not in {DATA}; see SPLINCE_FAST_DATA")
-        return path
-
-    return find
 
 
 # --- kernels that refuse what would make them read or write out of bounds ------------------------
