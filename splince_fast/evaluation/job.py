@@ -234,19 +234,22 @@ class Job:
         fits = self._fit_logistic(rows, alphas)
         if len(alphas) == 1:
             return HeadPath(fits, 0)
-        notes: list[str] = []
-        if self._has_few_validation_rows():
-            notes.append(
-                f"a validation cell has fewer than {heads.MIN_CELL} rows, so alpha was selected by "
-                f"{FOLDS}-fold cross-validation on the training rows"
+        notes: tuple[str, ...] = ()
+        # A cell with training rows may have too few validation rows.
+        counts = np.bincount(validation.strata, minlength=int(self.train.strata.max()) + 1)
+        if (counts[np.unique(self.train.strata)] < heads.MIN_CELL).any():
+            scored, left_out = self._scores_by_folds(rows)
+            text = (
+                f"; {left_out} of {FOLDS} folds were left out, as their training rows lack a class"
             )
-            scored = self._scores_by_folds(rows, notes)
+            notes = (
+                f"a validation cell has fewer than {heads.MIN_CELL} rows, so alpha was selected by "
+                f"{FOLDS}-fold cross-validation on the training rows" + text * (left_out > 0),
+            )
         else:
             predictions = [self._predict(fit, rows.validation) for fit in fits]
-            scored = [
-                heads.score(validation.task, y_pred, validation.cells) for y_pred in predictions
-            ]
-        return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), tuple(notes))
+            scored = [heads.score(validation.task, y, validation.cells) for y in predictions]
+        return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), notes)
 
     def _fit_logistic(
         self, rows: ErasedRows, alphas: Sequence[float], **options: Any
@@ -268,15 +271,8 @@ class Job:
         values = rows @ head.coef_.T + head.intercept_
         return self.classes[heads.decide(values)] if head.classes_ else values
 
-    def _has_few_validation_rows(self) -> bool:
-        """Whether a cell with training rows has fewer than `MIN_CELL` validation rows."""
-        train = self.train.strata
-        size = int(train.max(initial=-1)) + 1
-        counts = np.bincount(self.validation.strata, minlength=size)
-        return bool((counts[np.unique(train)] < heads.MIN_CELL).any())
-
-    def _scores_by_folds(self, rows: ErasedRows, notes: list[str]) -> list[heads.ValidationScore]:
-        """Return the cross-validation score of every alpha on the training rows."""
+    def _scores_by_folds(self, rows: ErasedRows) -> tuple[list[heads.ValidationScore], int]:
+        """Return the score of every alpha, and the number of folds that lack a class."""
         train, codes, alphas = self.train, self.class_index, self.plan.alphas
         fold = fold_of_rows(train.strata, train.groups, self.seed)
         folds = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
@@ -284,11 +280,6 @@ class Job:
             raise LabelError(
                 "alpha cannot be selected by cross-validation, because the training rows of every "
                 f"fold lack a class; the classes have {listed(np.bincount(codes).tolist())} rows"
-            )
-        if len(folds) < FOLDS:
-            notes.append(
-                f"{FOLDS - len(folds)} of {FOLDS} folds were left out, because their training rows "
-                "lack a class"
             )
         weights = np.stack([fold != f for f in folds for _ in alphas], 1).astype(np.float64)
         fits = self._fit_logistic(rows, alphas * len(folds), weights=weights / weights.sum(axis=0))
@@ -301,7 +292,7 @@ class Job:
                 fit = fits[i * len(alphas) + j]
                 y_pred[fold == f] = self._predict(fit, rows.train[fold == f])
             scored.append(heads.score(train.task[held_out], y_pred[held_out], cells))
-        return scored
+        return scored, FOLDS - len(folds)
 
     def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
         """Fit a classifier with the interface of scikit-learn to erased rows, and score it."""

@@ -60,14 +60,14 @@ class Differences(list[Difference]):
                 text(d.t, f"{d.t:.2f}"),
                 text(d.p, f"{d.p:.3f}"),
                 text(d.p_holm, f"{d.p_holm:.3f}" + "*" * d.significant),
-                f"{d.favours_method}:{d.favours_reference} of {d.n}",
+                str(d.n),
             )
             for d in self
         )
         reference, how = (self[0].reference, self[0].how) if self else ("", "no test")
         head = f", {self.head} head" if self.head else ""
         level = "" if self.p is None else f", p = {self.p:g}"
-        columns = ("eraser", "difference", "95 % interval", "t", "p", "p (Holm)", "higher in")
+        columns = ("eraser", "difference", "95 % interval", "t", "p", "p (Holm)", "seeds")
         return Table(f"{self.label} minus that of {reference}{head}{level}; {how}", columns, rows)
 
     def __str__(self) -> str:

@@ -67,7 +67,6 @@ class ComparisonPlan:
     seeds: tuple[int, ...]
     protocol: Protocol | None
     sizes: Sizes | None
-    subsampled: bool  # whether the sizes follow from the levels, not from the caller
     alphas: tuple[float, ...]
     select: str
     probes: tuple[Component, ...]
@@ -130,7 +129,12 @@ class ComparisonPlan:
 
     def split(self, seed: int, p: float | None) -> Split:
         """Split of a seed at an association level."""
-        split = self._split(seed, p)
+        if self.test is not None:
+            split = self._fixed_split(seed)
+        elif p is None or self.protocol is None or self.sizes is None:
+            split = splits.natural_split(self.usable, random_state=seed, groups=self.groups)
+        else:
+            split = self.protocol.split(p, self.sizes, seed)
         if not len(split.train) or not len(split.test):
             raise NotEnoughDataError(
                 f"the split has {len(split.train)} training and {len(split.test)} test rows, of "
@@ -138,13 +142,6 @@ class ComparisonPlan:
                 "groups= (all rows of a group, and all rows without a group, are in one part)"
             )
         return split
-
-    def _split(self, seed: int, p: float | None) -> Split:
-        if self.test is not None:
-            return self._fixed_split(seed)
-        if p is None or self.protocol is None or self.sizes is None:
-            return splits.natural_split(self.usable, random_state=seed, groups=self.groups)
-        return self.protocol.split(p, self.sizes, seed)
 
     def _fixed_split(self, seed: int) -> Split:
         """Return the split that `test` fixes; draw validation rows if `test` marks none."""
@@ -209,7 +206,7 @@ def make_plan(
         erasers=_components(erasers, tuple(ERASERS), "eraser"),
         heads=_components(heads, HEADS, "head"), levels=levels,
         seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
-        protocol=protocol, sizes=_sizes(sizes, protocol, levels), subsampled=sizes is None,
+        protocol=protocol, sizes=_sizes(sizes, protocol, levels),
         alphas=check_alphas(alphas), select=select, probes=probes,
         metrics=tuple(Component(k, m) for k, m in check_metrics(metrics).items()),
         test=parts, fingerprint=fingerprint(rows, {"": y, **concepts}, group_codes, parts),

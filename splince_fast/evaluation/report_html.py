@@ -74,7 +74,6 @@ def definitions(result: Measurements) -> list[tuple[str, str]]:
     return [
         *{entry.label: entry.definition for entry in entries}.items(),
         ("t, p", "of the paired test over seeds, corrected for splits that share rows"),
-        ("higher in", "numbers of seeds at which the eraser, and the reference, is higher"),
     ]
 
 

@@ -165,7 +165,10 @@ def compare(
         random_state=random_state, alphas=alphas, select=select, leakage=leakage, metrics=metrics,
         test=test,
     )  # fmt: skip
-    workers = workers_of(n_jobs)
+    if n_jobs is not None and (not is_integer(n_jobs) or n_jobs == 0):
+        raise InputError(f"n_jobs is {n_jobs!r}; pass a number of processes, or -1 for all")
+    joblib: Any = import_module("joblib")
+    workers = 1 if n_jobs is None else joblib.effective_n_jobs(n_jobs)
     journal = Journal(run, plan.fingerprint)
     splits = {(seed, p): plan.split(seed, p) for seed in plan.seeds for p in plan.levels}
     notes = _data_notes(plan, splits)
@@ -177,7 +180,6 @@ def compare(
     for (seed, p), eraser in product(splits, plan.erasers):
         if (seed, p, eraser.name) in missing:
             pending.setdefault((seed, p), []).append(eraser)
-    joblib: Any = import_module("joblib")
     # Workers memory-map large arrays of the plan.
     calls = (
         joblib.delayed(_run_job)(plan, job, splits[job], components, own_process=workers > 1)
@@ -234,12 +236,6 @@ def _data_notes(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[str
     for note in notes:
         warn(note, SplinceWarning)
     notes += dict.fromkeys(note for split in splits.values() for note in split.notes)
-    used = max(sum(split.sizes) for split in splits.values())
-    if plan.protocol is not None and plan.subsampled and used < n_usable:
-        notes.append(
-            f"{used:,} of {n_usable:,} rows are used: with more rows, the cells of task and "
-            "concept could not have their fractions at every association level"
-        )
     return [*notes, *_minimum_note(plan, splits)]
 
 
@@ -298,13 +294,3 @@ def _run_job(
         os.environ["SPLINCE_FAST_NUM_THREADS"] = "1"
     with threadpool_limits(1):
         return Job(plan, *job, split).run(erasers)
-
-
-def workers_of(n_jobs: int | None) -> int:
-    """Return the number of processes for `n_jobs`; raise InputError for an invalid value."""
-    if n_jobs is None:
-        return 1
-    if not is_integer(n_jobs) or n_jobs == 0:
-        raise InputError(f"n_jobs is {n_jobs!r}; pass a number of processes, or -1 for all")
-    joblib: Any = import_module("joblib")
-    return int(joblib.effective_n_jobs(n_jobs))

@@ -50,11 +50,6 @@ def test_a_note_is_shown_once_for_all_seeds(result: Comparison) -> None:
     assert [sum(text in note for note in found) for text in texts] == [1, 0, 1]
 
 
-def test_rows_that_an_association_leaves_out_are_counted(result: Comparison) -> None:
-    used = sum(result.context.sizes)
-    assert any(f"{used:,} of 1,200 rows are used" in note for note in result.notes)
-
-
 def test_intervals_are_those_of_the_seeds(result: Comparison) -> None:
     values = list(result.values("accuracy", eraser="SAL").values())
     found = result.interval("accuracy", eraser="SAL")
