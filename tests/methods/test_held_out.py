@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 import splince_fast as sf
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._solve import factor as factors
+from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES
 from splince_fast.moments import Folds, fold_rule
 from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
@@ -154,10 +155,11 @@ def test_a_fold_without_the_concept_is_no_error() -> None:
 # --- methods take folds, and shrinkage is chosen on them -----------------------------------------
 
 
+@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
-def test_methods_take_folds(method: str) -> None:
+def test_methods_take_folds(method: str, count: int) -> None:
     x, y, z = data()
-    folds = two_folds(x, z=z, y=y)
+    folds = Folds(count).update(x, {"z": z, "y": y})
     keep = {"keep": "y"} if method == "splince" else {}
     found = getattr(sf, method)(folds, erase="z", **keep)
     whole = getattr(sf, method)(folds.total, erase="z", **keep)
@@ -422,6 +424,12 @@ def test_of_balanced_classes_the_bound_is_the_figure() -> None:
     (half,) = sf.leace(moments, erase="some").report.variables  # type: ignore[union-attr]
     assert half.expected_most == pytest.approx(half.expected, rel=1e-12)
     assert half.expected > balanced.expected * 1.5  # half of the labels: twice the noise
+
+
+def test_correlations_are_adjusted_as_r2_is() -> None:
+    assert adjusted(np.array([0.5]), 11, 4) == pytest.approx((1 - 0.5 * 10 / 6,))
+    assert adjusted(np.array([0.3]), 11, 4) == (0.0,)
+    assert adjusted(np.array([0.3]), 5, 4) == (0.3,)
 
 
 def test_too_few_rows_expect_nothing() -> None:
