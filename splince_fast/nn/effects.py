@@ -249,7 +249,7 @@ def _site_records(
         if not reason:
             scores = [getattr(probe["linear"], metric.lower()) for probe in probes]
             chance = probes[0]["linear"].chance
-        n = int(np.count_nonzero(labelled))
+        n = len(column[labelled])
         records.append(_record(name, variable, metric, n, scores[0], scores[1], chance, reason))
     return records
 
