@@ -24,19 +24,14 @@ model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, d
 tables = professions.load()  # 240 nouns: 1 for "king", -1 for "queen", 0 for "nurse"
 prompts = [t.replace("{noun}", noun) for noun in tables.nouns for t in tables.templates[:2]]
 scores = torch.from_numpy(tables.factual.repeat(2)).double()
-batches = [
-    {
-        **tokenizer(prompts[i : i + 32], return_tensors="pt", padding=True),
-        "gender": scores[i : i + 32],
-    }
-    for i in range(0, len(prompts), 32)
-]
+form = {"return_tensors": "pt", "padding": True}
+parts = [slice(i, i + 32) for i in range(0, len(prompts), 32)]
+batches = [{**tokenizer(prompts[part], **form), "gender": scores[part]} for part in parts]
 sites = ["model.layers.2[7-9].*_layernorm", "model.norm"]
 fit = {"labels": "gender", "kinds": {"gender": "continuous"}}
 erasers = snn.fit_layers(model.eval(), batches, sites, sf.leace, erase="gender", **fit)
 print(erasers, erasers["model.norm"].report.explain(), sep="\n\n")
 erasers.save(folder / "gender.safetensors")
-
 prompt = tokenizer("The queen said that", return_tensors="pt")
 for path in (None, folder / "gender.safetensors"):
     with snn.install(model, path) if path else torch.no_grad():
