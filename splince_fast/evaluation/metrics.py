@@ -80,10 +80,8 @@ def group_accuracy(y_true: object, y_pred: object, *, groups: object) -> GroupAc
 
     Raises
     ------
-    InputError
-        Columns have different lengths.
     NotEnoughDataError
-        No row has a group.
+        No row has a true label and a group.
 
     Warns
     -----
