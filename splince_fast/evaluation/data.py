@@ -32,7 +32,7 @@ _MAX_PRODUCT = 10_000  # above this number of combinations, only cells with rows
 
 
 def read_rows(X: object) -> Matrix:
-    """Read (n, d) rows from an array, frame, tensor, source, .npy file or .parquet file."""
+    """Read (n, d) rows from an array, frame, tensor, source or .npy file."""
     array = X
     while isinstance(array, np.ndarray):
         # Worker processes would map the file of a copy-on-write map, without the changes.
@@ -41,24 +41,18 @@ def read_rows(X: object) -> Matrix:
         array = array.base
     if isinstance(X, str | os.PathLike):
         path = Path(X)
-        if path.suffix == ".npy":
-            try:
-                return as_rows(np.load(path, mmap_mode="r", allow_pickle=False))
-            except (ValueError, EOFError) as error:
-                raise InputError(
-                    f"{str(path)!r} cannot be read as a .npy array: {error}. The file may be "
-                    "truncated, have another format, or contain Python objects"
-                ) from error
-        if path.suffix != ".parquet":
-            raise InputError(f"{str(path)!r} is neither a .npy nor a .parquet file")
-        try:
-            X = sources.from_parquet(path, embedding="embedding")
-        except InputError as error:
-            error.add_note(
-                "compare reads the column 'embedding'; for another column, pass X="
-                f"splince_fast.sources.from_parquet({str(path)!r}, COLUMN)"
+        if path.suffix != ".npy":
+            raise InputError(
+                f"{str(path)!r} is not a .npy file; read others by splince_fast.sources, such as "
+                "from_parquet(path, embedding=COLUMN)"
             )
-            raise
+        try:
+            return as_rows(np.load(path, mmap_mode="r", allow_pickle=False))
+        except (ValueError, EOFError) as error:
+            raise InputError(
+                f"{str(path)!r} cannot be read as a .npy array: {error}. The file may be "
+                "truncated, have another format, or contain Python objects"
+            ) from error
     if isinstance(X, sources.Source):
         arrays = [np.array(as_rows(block.X)) for block in X]
         if not arrays:

@@ -189,13 +189,14 @@ def probe_classes(
     if reason:
         return Leakage((), n_classes, reason)
     chance = float(np.bincount(codes).max() / len(codes))
-    if _is_constant(rows, constant_tol):
+    centred = _centred(rows, constant_tol)
+    if centred is None:
         # Every probe predicts the most frequent class of the training rows.
         hits = [np.mean(codes[test] == np.bincount(codes[train]).argmax()) for train, test in folds]
         accuracy = float(np.mean(hits))
         results = [Probe(probe.name, accuracy, 0.5, math.nan, chance) for probe in probes]
         return Leakage(tuple(results), n_classes, "")
-    scaled = _scaled(rows)
+    scaled = centred / math.sqrt(float(np.mean(centred**2)))  # the mean feature variance is 1
     results = []
     for probe in probes:
         if probe.spec == "linear":
@@ -239,19 +240,12 @@ def folds_of(codes: Codes, groups: Codes | None, random_state: int) -> list[Fold
         return list(folds.split(codes[:, None], codes, groups))
 
 
-def _is_constant(rows: Float, constant_tol: Float | float) -> bool:
-    """Whether no feature has a standard deviation above `constant_tol`."""
+def _centred(rows: Float, constant_tol: Float | float) -> Float | None:
+    """Centre the rows; None if no feature has a standard deviation above `constant_tol`."""
     # The mean of n equal numbers has a rounding error of up to n eps, and std() of uncentred rows
     # would include this error. Centring twice removes it.
     centred = rows - rows.mean(axis=0)
-    return not (centred.std(axis=0) > constant_tol).any()
-
-
-def _scaled(rows: Float) -> Float:
-    """Centre the rows and divide them by one number, so that the mean feature variance is 1."""
-    centred = rows - rows.mean(axis=0)
-    scale = math.sqrt(float(np.mean(centred**2)))
-    return np.asarray(centred / scale if scale > 0 else centred)
+    return centred if (centred.std(axis=0) > constant_tol).any() else None
 
 
 def _linear_scores(rows: Float, target: ProbeTarget) -> list[Float]:
@@ -334,7 +328,7 @@ def probe_quantity(
     folds = list(
         splitter(FOLDS, shuffle=True, random_state=random_state).split(rows, groups=groups)
     )
-    constant = _is_constant(rows, constant_tol)
+    constant = _centred(rows, constant_tol) is None
     rounding = _ROUNDING_FACTOR * np.finfo(np.float64).eps * np.abs(values).max()
     fold_scores = []
     for train, held_out in folds:

@@ -76,17 +76,17 @@ def compare(
     Parameters
     ----------
     X : array-like of shape (n, d), or path
-        Embeddings: an array, memory map, torch tensor, frame, .npy file, .parquet file with the
-        column "embedding", or a source. Memory maps and files are read in blocks.
+        Embeddings: an array, memory map, torch tensor, frame, .npy file or source. Memory maps and
+        files are read in blocks.
     task, concept : column of shape (n,)
         Labels of any kind: classes, or a quantity if they are floats. Several concepts, passed as a
         mapping, frame or tuple of columns, are erased jointly.
     groups : column of shape (n,), optional
         Groups, such as persons. All rows of a group are in one part of a split and in one fold.
     erasers : sequence or mapping
-        Names ("none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "INLP", "RLACE", "oracle",
-        "quadratic", and "random", a random subspace of the dimension of the concepts), functions or
-        transformers. The keys of a mapping replace the names in the result.
+        Names ("none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "INLP", "RLACE", "oracle" and
+        "quadratic"), functions or transformers. The keys of a mapping replace the names in the
+        result.
 
         A function takes the training rows and a dictionary of their labels: "task" ("kept task" if
         a concept is named "task") and "concept", or the names of several concepts. It returns a

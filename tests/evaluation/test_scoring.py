@@ -34,7 +34,7 @@ def result() -> Comparison:
         "error": ev.Metric(error_rate, lower_is_better=True, label="error rate"),
         "plain_accuracy": accuracy_score,
     }
-    return run(X, y, z, n_seeds=3, metrics=metrics, erasers=("none", "SAL", "random"))
+    return run(X, y, z, n_seeds=3, metrics=metrics, erasers=("none", "SAL", "LEACE"))
 
 
 # Written out by hand: whether the smaller value is the better one.
