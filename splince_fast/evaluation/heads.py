@@ -95,7 +95,7 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
         Classes, or a quantity if the values are floats. For a quantity, the head minimises half
         the mean squared error plus the same penalty.
     alpha : float
-        Penalty, at least 0. With alpha 0, separable classes raise InputError.
+        Penalty, at least 0.
     scale : bool
         Whether features are centred and divided by the root of their mean variance before the
         fit. The coefficients of the returned head apply to the unscaled X.
@@ -108,7 +108,7 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
     Raises
     ------
     InputError
-        A parameter is out of range, or alpha is 0 and the classes are separable.
+        `alpha` is out of range, or it is 0 and the classes are separable.
 
     Examples
     --------

@@ -75,8 +75,12 @@ def fit(
     width = 1 if n_classes == 2 else n_classes
     if tol is None:
         tol = 1e-7 if d * width <= 2000 else 1e-5
-    penalty = np.broadcast_to(penalties, (d, J)) if penalties.ndim == 1 else penalties
-    problem = _Problem(rows, y, width, penalty, sample_weights)
+    problem = _Problem(
+        rows,
+        (y[:, None, None] == (1 if width == 1 else np.arange(width))).astype(np.float64),
+        np.broadcast_to(penalties, (d, J)),
+        np.full((n, 1), 1.0 / n) if sample_weights is None else sample_weights,
+    )
     hessian = _Hessian.of(problem, gram)
     u = np.zeros((d + 1, J, width))
     u[-1] = problem.initial_intercepts()
@@ -124,33 +128,24 @@ class _Point(NamedTuple):
         return _Point(*(part[kept] if part.ndim == 1 else part[:, kept] for part in self))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
-    """J problems, with their objective values and gradients; `width` is C."""
+    """J problems, with their objective values and gradients."""
 
-    def __init__(
-        self,
-        rows: Float,
-        y: NDArray[np.intp],
-        width: int,
-        penalty: Float,
-        sample_weights: Float | None,
-    ) -> None:
-        self.rows, self.y, self.width, self.penalty = rows, y, width, penalty
-        self.sample_weights = sample_weights
-        n = len(rows)
-        self.weight = np.full((n, 1), 1.0 / n) if sample_weights is None else sample_weights
-        classes = 1 if width == 1 else np.arange(width)
-        self.target: Float = (y[:, None, None] == classes).astype(np.float64)  # (n, 1, C)
+    rows: Float
+    target: Float  # (n, 1, C) indicators of the classes
+    penalty: Float  # (d, J)
+    weight: Float  # (n, J), or (n, 1) for equal weights
 
     def subset(self, kept: NDArray[np.bool_]) -> _Problem:
-        weights = None if self.sample_weights is None else self.sample_weights[:, kept]
-        return _Problem(self.rows, self.y, self.width, self.penalty[:, kept], weights)
+        weight = self.weight if self.weight.shape[1] == 1 else self.weight[:, kept]
+        return _Problem(self.rows, self.target, self.penalty[:, kept], weight)
 
     def initial_intercepts(self) -> Float:
         """Return intercepts (J, C) or (1, C) that predict the class fractions at weights u = 0."""
         p = np.sum(self.weight[:, :, None] * self.target, axis=0)
         p = np.clip(p, 1e-12, 1 - 1e-12)
-        return np.asarray(np.log(p / (1 - p)) if self.width == 1 else np.log(p))
+        return np.asarray(np.log(p / (1 - p)) if self.target.shape[2] == 1 else np.log(p))
 
     def score(self, u: Float) -> Float:
         """Return the scores (n, J, C): rows times weights, plus intercepts."""
@@ -159,7 +154,7 @@ class _Problem:
 
     def evaluate(self, u: Float, scores: Float) -> tuple[Float, Float]:
         """Return the objective values (J,) and the predicted probabilities (n, J, C)."""
-        if self.width == 1:
+        if self.target.shape[2] == 1:
             p = scipy.special.expit(scores)
             losses = np.logaddexp(0.0, scores[:, :, 0]) - self.target[:, :, 0] * scores[:, :, 0]
         else:

@@ -80,10 +80,8 @@ def group_accuracy(y_true: object, y_pred: object, *, groups: object) -> GroupAc
 
     Raises
     ------
-    InputError
-        Columns have different lengths.
     NotEnoughDataError
-        No row has a group.
+        No row has a true label and a group.
 
     Warns
     -----
@@ -267,18 +265,18 @@ class ClassPredictions:
     y_pred: Codes  # (n,) codes of predicted classes of the task
     classes: tuple[ClassName, ...] = ()  # classes of the task
 
-    def counts(self, codes: Codes) -> tuple[Codes, Codes, Codes]:
-        """Return the codes that occur, (n,), their row counts and numbers of correct rows."""
-        counts, n_correct = counts_per_code(codes, self.labels.task == self.y_pred)
-        present = np.flatnonzero(counts)
-        return present, counts[present], n_correct[present]
-
     def cells(self) -> tuple[CellCount, ...]:
         """Number of test rows, and of correct test rows, of each cell that has test rows."""
         if self.labels.cells is None:
             return ()
-        columns = (counts.tolist() for counts in self.counts(self.labels.cells))
-        return tuple(map(CellCount._make, zip(*columns, strict=True)))
+        counts, n_correct = counts_per_code(self.labels.cells, self.labels.task == self.y_pred)
+        columns = zip(range(len(counts)), counts.tolist(), n_correct.tolist(), strict=True)
+        return tuple(CellCount(cell, n, k) for cell, n, k in columns if n)
+
+    def rates(self, codes: Codes) -> Float:
+        """Accuracy among the rows of each code that occurs."""
+        counts, n_correct = counts_per_code(codes, self.labels.task == self.y_pred)
+        return np.asarray(n_correct[counts > 0] / counts[counts > 0])
 
     def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Arguments of custom metrics: names of the true and the predicted classes, (n,) each."""
@@ -348,20 +346,9 @@ def _ratio(part: np.floating[Any], whole: np.floating[Any]) -> float:
     return float(part / whole) if whole else math.nan
 
 
-def _accuracy(predictions: ClassPredictions) -> float:
-    return float(np.mean(predictions.labels.task == predictions.y_pred))
-
-
-def _class_accuracy(predictions: ClassPredictions) -> float:
-    _, counts, n_correct = predictions.counts(predictions.labels.task)
-    return float(np.mean(n_correct / counts))
-
-
 def _worst_group(predictions: ClassPredictions) -> float | None:
-    if predictions.labels.cells is None:
-        return None
-    _, counts, n_correct = predictions.counts(predictions.labels.cells)
-    return float(np.min(n_correct / counts)) if len(counts) else math.nan
+    cells = predictions.labels.cells
+    return None if cells is None else min(predictions.rates(cells), default=math.nan)
 
 
 def _tpr_gap(predictions: ClassPredictions) -> float | None:
@@ -374,14 +361,11 @@ def _tpr_gap(predictions: ClassPredictions) -> float | None:
     )
 
 
-def _mse(predictions: QuantityPredictions) -> float:
-    return float(np.mean((predictions.y_true - predictions.y_pred) ** 2))
-
-
 def _r2(predictions: QuantityPredictions) -> float:
     y_true = predictions.y_true
     variance = float(np.mean((y_true - y_true.mean(axis=0)) ** 2))
-    return 1 - _mse(predictions) / variance if variance else math.nan
+    error = float(np.mean((y_true - predictions.y_pred) ** 2))
+    return 1 - error / variance if variance else math.nan
 
 
 def _concept_correlation(predictions: QuantityPredictions) -> float | None:
@@ -397,11 +381,11 @@ def _concept_correlation(predictions: QuantityPredictions) -> float | None:
 
 OF_CLASSES: dict[str, TableMetric] = {
     "accuracy": TableMetric(
-        _accuracy, False, "accuracy", fraction_of="rows",
+        lambda p: np.mean(p.labels.task == p.y_pred), False, "accuracy", fraction_of="rows",
         definition="fraction of test rows that the head predicts correctly",
     ),
     "class_accuracy": TableMetric(
-        _class_accuracy, False, "acc/class", fraction_of="rows",
+        lambda p: np.mean(p.rates(p.labels.task)), False, "acc/class", fraction_of="rows",
         definition="balanced accuracy: that within each class of the task, averaged over classes",
     ),
     "worst_group": TableMetric(
@@ -420,7 +404,8 @@ OF_QUANTITIES: dict[str, TableMetric] = {
         definition="1 - mean squared error / variance of the task, on test rows",
     ),
     "mse": TableMetric(
-        _mse, True, "MSE", bounded=False, definition="mean squared error on test rows"
+        lambda p: np.mean((p.y_true - p.y_pred) ** 2), True, "MSE", bounded=False,
+        definition="mean squared error on test rows",
     ),
     "concept_correlation": TableMetric(
         _concept_correlation, True, "|corr concept|",
