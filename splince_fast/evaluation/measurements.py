@@ -215,11 +215,6 @@ class Measurements:
         ----------
         metric, **where
             Arguments of :meth:`values`.
-
-        Returns
-        -------
-        Interval
-            ``mean``, ``error``, ``low``, ``high`` and ``n``.
         """
         interval = statistics.t_interval(list(self.values(metric, **where).values()))
         if interval.n == 1 and where.get("alpha") is None:
@@ -273,16 +268,12 @@ class Measurements:
     ) -> dict[int, CellAccuracy]:
         """Cell of task and concept with the lowest accuracy, by seed; none for quantities.
 
+        Of equally bad cells, the one with most rows is taken. The interval is Wilson's.
+
         Parameters
         ----------
         eraser, head, p
             As for :meth:`values`.
-
-        Returns
-        -------
-        dict of int to CellAccuracy
-            Name, number of test rows, accuracy and Wilson interval of the worst cell of each seed;
-            of equally bad cells, the one with most rows.
         """
         if "worst_group" not in self.metrics:
             return {}
@@ -333,11 +324,6 @@ class Measurements:
             One of :attr:`metrics`, and the name of an eraser.
         head, p, alpha
             As for :meth:`values`.
-
-        Returns
-        -------
-        Differences
-            A list of differences, which prints as a table.
         """
         reference_values = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
         head, level = self.head_of(metric, head), self.level(p)

@@ -42,7 +42,7 @@ class Comparison(Measurements):
     def decision(
         self, metric: str | None = None, *, head: str | None = None, p: float | None = None
     ) -> Decision:
-        """Recommend an eraser by one metric, with reasons.
+        """Recommend an eraser by one metric; printed, a sentence with its reasons.
 
         The outcome is "decided" if one eraser is significantly better than every other eraser and
         than unerased rows, "no gain" if the 95 % interval of the best eraser's gain over unerased
@@ -58,12 +58,6 @@ class Comparison(Measurements):
             but "accuracy" if the worst group has fewer than 20 test rows at a seed.
         head, p
             As for :meth:`values`.
-
-        Returns
-        -------
-        Decision
-            ``outcome``, ``eraser``, ``metric``, ``head``, ``sentence`` and ``reasons``; ``print``
-            shows the sentence and the reasons.
         """
         return decide(self, metric, head, p)
 
@@ -74,11 +68,6 @@ class Comparison(Measurements):
         ----------
         metric, head
             As for :meth:`values`.
-
-        Returns
-        -------
-        Table
-            Prints as text, and shows as HTML in notebooks.
         """
         return tables.by_level(self, metric, head)
 
@@ -107,7 +96,7 @@ class Comparison(Measurements):
         )  # fmt: skip
 
     def plot(self, kind: str = "association", **options: object) -> Any:
-        """Draw a figure with matplotlib.
+        """Draw a matplotlib figure, not attached to a window.
 
         Parameters
         ----------
@@ -115,11 +104,6 @@ class Comparison(Measurements):
             A metric by association level, or the task score against the score of a probe.
         **options
             ``metric``, ``head`` and ``p``, for the kinds that have these options.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-            The figure, not attached to a window.
         """
         return figures.draw(self, kind, **options)
 
