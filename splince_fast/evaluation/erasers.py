@@ -247,10 +247,25 @@ def _fit_quadratic(data: FitData) -> object:
     return quadratic(moments, erase=concept, keep=data.task, shrinkage=None)
 
 
+def _fit_random(data: FitData) -> Projection:
+    """Return the projection that removes a random subspace of the dimension of the concepts."""
+    count = 0  # k - 1 for a concept of k classes, k for a quantity of k columns
+    for name in data.concepts:
+        column = data.train.labels[name]
+        if isinstance(column, ClassCodes):
+            count += max(1, len(column.classes) - 1)
+        else:
+            count += column.values.shape[1]
+    d = len(data.moments.mean)
+    Q, _ = np.linalg.qr(np.random.default_rng(data.seed).normal(size=(d, min(count, d))))
+    return Projection(Q, Q, data.moments.mean, method="random")
+
+
 # The erasers that have a name.
 ERASERS: dict[str, Callable[[FitData], object]] = {
     **{method.label: partial(_fit_method, key) for key, method in METHODS.items()},
     "quadratic": _fit_quadratic,
+    "random": _fit_random,
     "INLP": lambda data: _fit_transformer(baselines.INLP(), data),
     "RLACE": lambda data: _fit_transformer(baselines.RLACE(), data),
 }

@@ -84,9 +84,9 @@ def compare(
     groups : column of shape (n,), optional
         Groups, such as persons. All rows of a group are in one part of a split and in one fold.
     erasers : sequence or mapping
-        Names ("none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "INLP", "RLACE", "oracle" and
-        "quadratic"), functions or transformers. The keys of a mapping replace the names in the
-        result.
+        Names ("none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "INLP", "RLACE", "oracle",
+        "quadratic", and "random", a random subspace of the dimension of the concepts), functions or
+        transformers. The keys of a mapping replace the names in the result.
 
         A function takes the training rows and a dictionary of their labels: "task" ("kept task" if
         a concept is named "task") and "concept", or the names of several concepts. It returns a
