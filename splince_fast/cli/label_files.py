@@ -198,10 +198,12 @@ def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> 
 
 def _read_parquet(path: Path, variables: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Return the names of all columns of a Parquet file, and the columns in `variables`."""
+    from splince_fast.sources._arrow import label_column
+
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     try:
         names = list(parquet.read_schema(path).names)
         table = parquet.read_table(path, columns=[name for name in names if name in variables])
     except pa.ArrowException as error:
         raise InputError(f"{str(path)!r} cannot be read as Parquet: {error}") from error
-    return names, {name: table.column(name) for name in table.column_names}
+    return names, {name: label_column(table, name) for name in table.column_names}

@@ -27,6 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splince_fast._runtime.rows import choose_block_rows
+from splince_fast.cli.label_files import read_label_files
 from splince_fast.exceptions import InputError, MissingExtraError
 from splince_fast.moments import Moments
 from splince_fast.sources import (
@@ -923,6 +924,7 @@ def test_the_missing_label_of_a_class_label_is_missing(datasets: Any, tmp_path: 
         from_parquet(ds.with_format("arrow")[:], "e", ["z", "n"]),
         from_arrays(X, {"z": ds["z"], "n": ds["n"]}, block_rows=4),
         [(X, {"z": ds["z"], "n": ds["n"]})],
+        [(X, read_label_files([str(tmp_path / "ds.parquet")], ["z", "n"], {}))],
     ]
     weight = np.arange(6) % 5 > 0
     for route in routes:
