@@ -171,12 +171,6 @@ def tiny(name: str) -> Any:
             bos_token_id=1, eos_token_id=2,
         )  # fmt: skip
         return t.MambaForCausalLM(config).eval()
-    if name == "rwkv":
-        config = t.RwkvConfig(
-            vocab_size=50, hidden_size=WIDTH, num_hidden_layers=2, attention_hidden_size=WIDTH,
-            intermediate_size=32, bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
-        return t.RwkvForCausalLM(config).eval()
     if name == "whisper":
         config = t.WhisperConfig(
             vocab_size=50, d_model=WIDTH, encoder_layers=2, decoder_layers=2,
