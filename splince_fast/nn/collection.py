@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -195,13 +195,12 @@ class Collected(BySite):
         names = sorted((site.name, site.module_class) for site in self._sites)
         return names, self._recipe.to_dict()
 
-    def _check_compatible(self, other_description: tuple[object, ...]) -> None:
-        description = self._description()
-        if description != other_description:
+    def _check_compatible(self, other: tuple[object, ...]) -> None:
+        if self._description() != other:
             raise IncompatibleMomentsError(
                 "the two collections have different sites or arguments: "
-                f"{description} and {other_description}; use the same sites, tokens, side, output "
-                "and weight for both"
+                f"{self._description()} and {other}; use the same sites, tokens, side, output and "
+                "weight for both"
             )
 
     def all_reduce(self, group: object = None) -> Collected:
@@ -290,20 +289,16 @@ def _sum_of_sites(first: Site, second: Site) -> Site:
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """Indices and labels of the rows that one call selects, shared by all sites of equal shape."""
+    """Labels and indices of the rows that one call selects, shared by all sites of equal shape."""
 
     labels: RowLabels
     index: Tensor | None  # indices of the rows, on the host; None for all rows
-    _copies: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def select(self, flat: Tensor) -> Tensor:
         """Return the selected rows of a tensor (n, d)."""
         if self.index is None:
             return flat
-        index = self._copies.get(flat.device)
-        if index is None:
-            index = self._copies[flat.device] = to_device(self.index, flat.device)
-        return flat.index_select(0, index)
+        return flat.index_select(0, to_device(self.index, flat.device))
 
 
 @dataclass(eq=False)

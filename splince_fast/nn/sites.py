@@ -36,36 +36,30 @@ _NUMBERS = re.compile(r"\[(\d+)-(\d+)\]")  # brackets with numbers of several di
 # -- modules -------------------------------------------------------------------------------
 
 
+def clean_names(model: Module) -> Iterator[tuple[str, str, Module]]:
+    """Yield each module with its name, and its name without the parts that wrappers insert.
+
+    A name keeps these parts if another module has the name without them.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    clean = {
+        name: _without_infixes(name, modules) if _HAS_INFIX.search(name) else name
+        for name in modules
+    }
+    for name, new in clean.items():
+        is_taken = new != name and clean.get(new) == new and new not in ("", *prefixes(name))
+        yield name, name if is_taken else new, modules[name]
+
+
 def named_modules(model: Module) -> dict[str, Module]:
     """Return the modules of a model by name, without the parts of names that wrappers insert.
 
     A shared module occurs under each of its names. A wrapper hides the module that it wraps.
     """
     modules: dict[str, Module] = {}
-    for name, module in clean_names(model):
+    for _, name, module in clean_names(model):
         modules.setdefault(name, module)
     return modules
-
-
-def clean_names(model: Module) -> Iterator[tuple[str, Module]]:
-    """Yield the modules of a model with their names, without the parts that wrappers insert."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, clean in _clean_by_name(modules).items():
-        yield clean, modules[name]
-
-
-def _clean_by_name(modules: Mapping[str, Module]) -> dict[str, str]:
-    """Return each name without the parts that wrappers insert, unless another module has it."""
-    clean = {
-        name: _without_infixes(name, modules) if _HAS_INFIX.search(name) else name
-        for name in modules
-    }
-    return {
-        name: name
-        if new != name and clean.get(new) == new and new not in ("", *prefixes(name))
-        else new
-        for name, new in clean.items()
-    }
 
 
 def _without_infixes(name: str, modules: Mapping[str, Module]) -> str:
@@ -103,11 +97,8 @@ def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, 
     """
     if not isinstance(model, Module):
         raise SiteError(f"model is {described_type(model)}; it must be a torch.nn.Module")
-    all_modules = dict(model.named_modules(remove_duplicate=False))
-    clean = _clean_by_name(all_modules)
-    modules: dict[str, Module] = {}
-    for name, module in all_modules.items():
-        modules.setdefault(clean[name], module)
+    modules = named_modules(model)
+    clean = {name: new for name, new, _ in clean_names(model)}
     sites = list(at) if isinstance(at, Iterable) and not isinstance(at, str | Module) else [at]
     if not sites:
         raise SiteError("at names no site; pass a dotted name, a pattern, or a list of them")

@@ -371,7 +371,7 @@ class CallSelections:
     def attach(self, model: Module, names: Iterable[str]) -> None:
         """Add hooks to a model, and to modules around the sites `names` that take tokens."""
         ancestors = {"", *(ancestor for name in names for ancestor in prefixes(name))}
-        for name, module in clean_names(model):
+        for _, name, module in clean_names(model):
             if name not in ancestors:
                 continue
             parameters = parameters_of(module).names

@@ -248,20 +248,25 @@ def cache_name(model: Any) -> str:
     )
 
 
-def state_of(model: Any, name: str, batch: dict[str, Any]) -> Any:
-    """The tensor that a site returns, with whatever is installed."""
+def states(model: Any, name: str, run: Callable[[], object]) -> list[Any]:
+    """The tensors that a site returns while a function runs, after whatever is installed."""
     import torch
 
     seen: list[Any] = []
 
     def look(module: Any, args: Any, output: Any) -> None:
-        seen.append(output if isinstance(output, torch.Tensor) else output[0])
+        seen.append((output if isinstance(output, torch.Tensor) else output[0]).clone())
 
     handle = model.get_submodule(name).register_forward_hook(look)
     with torch.no_grad():
-        model(**batch)
+        run()
     handle.remove()
-    return seen[-1].clone()
+    return seen
+
+
+def state_of(model: Any, name: str, batch: dict[str, Any]) -> Any:
+    """The tensor that a site returns for a batch."""
+    return states(model, name, lambda: model(**batch))[-1]
 
 
 def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:

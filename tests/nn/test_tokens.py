@@ -18,25 +18,11 @@ from nn.conftest import (  # noqa: E402
     is_erased,
     projection,
     site_of,
+    states,
     tiny,
 )
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn.tokens import TokenRule, select  # noqa: E402
-
-
-def states(model: Any, name: str, run: Any) -> list[Any]:
-    """The tensors that a site returns while a function runs, after whatever is installed."""
-    seen: list[Any] = []
-
-    def look(module: Any, args: Any, output: Any) -> None:
-        seen.append((output if isinstance(output, torch.Tensor) else output[0]).detach().clone())
-
-    handle = model.get_submodule(name).register_forward_hook(look)
-    with torch.no_grad():
-        run()
-    handle.remove()
-    return seen
-
 
 # --- states of earlier tokens --------------------------------------------------------------------
 
