@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, identity, tiny  # noqa: E402
+from nn.conftest import hooks_in, identity, state_of, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import accumulate  # noqa: E402
 from splince_fast.nn.collection import Collector  # noqa: E402
@@ -69,18 +69,13 @@ def stored(model: Any, batches: list[dict[str, Any]], site: str, tokens: str) ->
     """Rows and labels of the selected tokens, kept in float64, sequence by sequence."""
     rows, labels, weights = [], {k: [] for k in LABELS}, []
     for batch in batches:
-        seen: list[torch.Tensor] = []
-        handle = model.get_submodule(site).register_forward_hook(
-            lambda m, a, o, seen=seen: seen.append(o if torch.is_tensor(o) else o[0])
-        )
-        with torch.no_grad():
-            model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-        handle.remove()
+        call = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        seen = state_of(model, site, call)
         for i in range(len(batch["input_ids"])):
             places = np.flatnonzero(batch["attention_mask"][i].numpy())
             chosen = {"body": places[1:], "all": places, "first": places[:1],
                       "last": places[-1:]}[tokens]  # fmt: skip
-            own = seen[0][i, chosen].double().numpy()
+            own = seen[i, chosen].double().numpy()
             rows.append(own)
             weights.append(np.full(len(own), 1 / max(len(own), 1)))
             for key in ("gender", "score"):
