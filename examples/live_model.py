@@ -252,11 +252,21 @@ def main(arguments: list[str] | None = None) -> None:
     if args.save:
         erasers.save(args.save)
     if args.figure:
+        from matplotlib.figure import Figure
+
         at = [*(f"model.layers.{i}" for i in range(30)), "model.norm"]
         plain = snn.collect(full, fit_on, at, **read)
         with snn.install(full, fitted["outputs of the last 5 layers"]):
             erased = snn.collect(full, fit_on, at, **read)
-        plain.plot("stereotype", after=erased).savefig(args.figure)
+        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for label, collected in {"no erasers": plain, "erasers installed": erased}.items():
+            trace = collected.trace("stereotype")
+            axes.plot(list(trace), list(trace.values()), marker="o", label=label)
+        axes.set_yscale("log")
+        axes.tick_params(axis="x", rotation=90)
+        axes.legend()
+        figure.savefig(args.figure)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import as_names, described_type
 from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.warn import warn
@@ -196,13 +195,12 @@ class Collected(BySite):
         names = sorted((site.name, site.module_class) for site in self._sites)
         return names, self._recipe.to_dict()
 
-    def _check_compatible(self, other_description: tuple[object, ...]) -> None:
-        description = self._description()
-        if description != other_description:
+    def _check_compatible(self, other: tuple[object, ...]) -> None:
+        if self._description() != other:
             raise IncompatibleMomentsError(
                 "the two collections have different sites or arguments: "
-                f"{description} and {other_description}; use the same sites, tokens, side, output "
-                "and weight for both"
+                f"{self._description()} and {other}; use the same sites, tokens, side, output and "
+                "weight for both"
             )
 
     def all_reduce(self, group: object = None) -> Collected:
@@ -265,45 +263,6 @@ class Collected(BySite):
             associations[site] = float(np.linalg.norm(cross)) / total**0.5 if total else 0.0
         return associations
 
-    def plot(self, name: object, *, after: Collected | None = None) -> Any:
-        """Plot the linear association with a variable at all sites.
-
-        Parameters
-        ----------
-        name : str or tuple of str
-            Name of the variable.
-        after : Collected, optional
-            Moments of the same sites with erasers installed.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-            Figure with a logarithmic axis; ``.savefig(path)`` writes it to a file.
-
-        Raises
-        ------
-        MissingExtraError
-            matplotlib is not installed.
-        """
-        if not isinstance(after, Collected | None):
-            raise InputError(f"after is {after!r}; pass the result of collect, or None")
-        figures = require("matplotlib.figure", "demo")
-        figure = figures.Figure(figsize=(7.5, 4.2), layout="constrained")
-        ax = figure.subplots()
-        before = self.trace(name)
-        positions = range(len(before))
-        ax.plot(positions, list(before.values()), marker="o", color="#D55E00", label="no erasers")
-        if after is not None:
-            erased = after.trace(name)
-            values = [erased.get(site, np.nan) for site in before]
-            ax.plot(positions, values, marker="s", color="#0072B2", label="erasers installed")
-        ax.set_yscale("log")
-        ax.set_xticks(positions, list(before), rotation=90, fontsize=7)
-        ax.set_ylabel(f"|Cov(x, {name})| / sqrt(tr Cov(x))")
-        ax.grid(axis="y", color="0.92")
-        ax.legend(frameon=False)
-        return figure
-
     def __str__(self) -> str:
         rows = [
             (
@@ -330,20 +289,16 @@ def _sum_of_sites(first: Site, second: Site) -> Site:
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """Indices and labels of the rows that one call selects, shared by all sites of equal shape."""
+    """Labels and indices of the rows that one call selects, shared by all sites of equal shape."""
 
     labels: RowLabels
     index: Tensor | None  # indices of the rows, on the host; None for all rows
-    _copies: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def select(self, flat: Tensor) -> Tensor:
         """Return the selected rows of a tensor (n, d)."""
         if self.index is None:
             return flat
-        index = self._copies.get(flat.device)
-        if index is None:
-            index = self._copies[flat.device] = to_device(self.index, flat.device)
-        return flat.index_select(0, index)
+        return flat.index_select(0, to_device(self.index, flat.device))
 
 
 @dataclass(eq=False)
@@ -357,8 +312,7 @@ class Collector:
     by_sequence: bool  # whether the rows of each sequence have total weight 1
     device: torch.device | None  # of the sums; None for the device of the activations
     parameters: Parameters
-    # Numbers of the batches in which a call may end after the last site.
-    stop_in: Container[int] = ()
+    stops: bool = False  # whether a call ends after the last site
 
     def __post_init__(self) -> None:
         self.selections = CallSelections(self.token_rule)
@@ -482,7 +436,7 @@ class Collector:
                 self._sums_of(key, head_rows).add(head_rows, labels)
         self.widths[name] = int(rows.shape[-1])
         self._called_sites.add(name)
-        if self.n_batches in self.stop_in and len(self._called_sites) == len(self.modules):
+        if self.stops and len(self._called_sites) == len(self.modules):
             self._stopped = True
             raise running.StopForward
 
@@ -648,15 +602,10 @@ def _label_rows(
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
     array = np.asarray(array)
     per_token = len(shape) > 1 and array.shape == shape
-    per_sequence = array.shape == shape[:1] or (
-        array.ndim >= 1
-        and array.shape[0] == shape[0]
-        and array.shape[1:] != shape[1:]
-        # An integer matrix with another number of columns than tokens is an error, because it is
-        # most likely meant as one label per token.
-        and not (array.ndim == 2 and len(shape) == 2 and array.dtype.kind in "iub")
-    )
-    if not per_token and not per_sequence:
+    # An integer matrix with another number of columns than tokens is an error, because it is most
+    # likely meant as one label per token.
+    is_matrix = array.ndim == len(shape) == 2 and array.dtype.kind in "iub"
+    if not per_token and (array.shape[:1] != shape[:1] or is_matrix):
         raise LabelError(
             f"the labels {name!r} have shape {array.shape}, and the rows of the site {shape}; pass "
             f"one label per sequence, ({shape[0]},), or one per token, {shape}"

@@ -162,8 +162,6 @@ class Eraser(Module):  # type: ignore[misc]
             local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
         )
 
-    # -- dtype and rank --------------------------------------------------------------------
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Eraser:
         """Apply `fn`, a conversion of tensors, to the buffers, but keep their dtype."""
         originals = dict(self._buffers)
@@ -173,16 +171,6 @@ class Eraser(Module):  # type: ignore[misc]
             if new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device)
         return self
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *rest: object, **options: object
-    ) -> None:
-        """Load a state dict; the buffers are first resized to the rank of the loaded factors."""
-        for name in ("left", "right", "neg_bias"):
-            new, old = state_dict.get(prefix + name), self._buffers[name]
-            if new is not None and new.shape != old.shape and new.shape[1:] == old.shape[1:]:
-                self._buffers[name] = old.new_empty(new.shape)
-        super()._load_from_state_dict(state_dict, prefix, *rest, **options)
 
 
 def eraser_for(projection: Projection, module: Module, model: Module) -> Eraser:

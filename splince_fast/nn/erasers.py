@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 from scipy.linalg import block_diag
 
+from splince_fast._runtime import files
 from splince_fast._runtime.keywords import check_keywords, described_type
 from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import (
@@ -78,6 +79,16 @@ class Erasers(BySite):
     def apply_to(self) -> Any:
         """The rule for the tokens that :func:`install` changes."""
         return self._recipe.applied
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            The file, which is replaced atomically; its suffix is ``.safetensors`` or empty.
+        """
+        super().save(files.eraser_path(path))
 
     def _check_tokens(self, tokens: object) -> None:
         """Warn if `tokens` differ from the tokens that the erasers changed during the fit."""

@@ -286,11 +286,6 @@ def install(
             )
         placement = spec.placement
         erasers._check_tokens(tokens)
-        if tokens == "mean":
-            raise InputError(
-                "these erasers were fitted on the mean over tokens, which is no token; pass "
-                "tokens=, the rule for the tokens to change ('all' is the usual choice)"
-            )
     selections = CallSelections(TokenRule.of(tokens, spec.skip_ids))
     site_erasers: list[tuple[Module, SiteEraser]] = []
     rank_zero = []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from splince_fast._runtime.progress import is_interactive
 from splince_fast._runtime.warn import warn
@@ -47,21 +46,21 @@ class _Batches:
             )
         self.number = 0
         self._batches, self._labels = batches, labels
-        self._first_pass: tuple[int, str] | None = None  # number of batches, digest of labels
+        self._first_pass: tuple[int, bytes] | None = None  # number of batches, labels of the first
 
     def __iter__(self) -> Iterator[Any]:
-        count, digest = 0, ""
+        count, labels = 0, b""
         for batch in self._batches:
             self.number = count
             if not count:
-                digest = _digest(read_labels(batch, self._labels))
-                if self._first_pass is not None and digest != self._first_pass[1]:
+                labels = _pickled(read_labels(batch, self._labels))
+                if self._first_pass is not None and labels != self._first_pass[1]:
                     self._raise_changed("other labels in the first batch")
             count += 1
             yield batch
         if self._first_pass is not None and count != self._first_pass[0]:
             self._raise_changed(f"{count} batches instead of {self._first_pass[0]}")
-        self._first_pass = (count, digest)
+        self._first_pass = (count, labels)
 
     def first(self) -> Any:
         """Return the first batch."""
@@ -77,14 +76,9 @@ class _Batches:
         )
 
 
-def _digest(labels: dict[str, Any]) -> str:
-    """Return a SHA-256 hash of the labels of a batch."""
-    digest = hashlib.sha256()
-    for name, values in labels.items():
-        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-        digest.update(name.encode())
-        digest.update(pickle.dumps(np.asarray(array).tolist()))
-    return digest.hexdigest()
+def _pickled(labels: dict[str, Any]) -> bytes:
+    arrays = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in labels.items()}
+    return pickle.dumps({name: np.asarray(values).tolist() for name, values in arrays.items()})
 
 
 def _variables(names: object) -> list[str]:
@@ -98,36 +92,34 @@ def _variables(names: object) -> list[str]:
 class _Sequence:
     """Blocks of a model that are a plain sequence: each reads the output of the one before it.
 
-    The output of one block is kept for every batch in which the first pass saw this, and the next
-    pass begins there: the blocks up to it return the kept output and do not run. Outputs take at
-    most a quarter of the free memory; other batches run from the beginning.
+    A copy of the output of one block is kept for every batch in which the first pass saw this, and
+    the next pass begins there: the blocks up to it return the kept output and do not run. Outputs
+    take at most a quarter of the free memory; other batches run from the beginning.
     """
 
     def __init__(self, model: Module, batches: _Batches, names: Iterable[str]) -> None:
         """Choose the list of blocks with most of the sites `names`; without sites, no blocks."""
         self._batches = batches
-        n_inside: dict[str, int] = {}
         modules = sites.named_modules(model)
+        n_inside: dict[str, int] = {}
         for name, module in modules.items():
             if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
                 prefix = f"{name}." if name else ""
                 n_inside[prefix] = sum(site.startswith(prefix) for site in names)
         self._prefix = max(n_inside, key=lambda prefix: n_inside[prefix], default="")
-        has_sites = n_inside.get(self._prefix, 0) > 0
-        self._blocks = list(modules[self._prefix[:-1]].children()) if has_sites else []
-        is_scripted = any(isinstance(block, torch.jit.ScriptModule) for block in self._blocks)
-        if is_scripted or len(self._blocks) < len(modules[self._prefix[:-1]]._modules):
-            self._blocks = []  # a module that occurs twice, or that takes no other forward
+        parent = modules[self._prefix[:-1]]
+        blocks = list(parent.children()) if n_inside.get(self._prefix) else []
+        is_scripted = any(isinstance(block, torch.jit.ScriptModule) for block in blocks)
+        # A module that occurs twice has no place in a sequence; a scripted one keeps its forward.
+        self._blocks = [] if is_scripted or len(blocks) < len(parent._modules) else blocks
         self._keep: int | None = None  # index of the block whose output this pass keeps
         self._is_first_pass = True
         self._ran: list[int] = []  # blocks that ran in this batch
         self._last_output: Tensor | None = None
         self._is_chain = True
         self._is_sequence: set[int] = set()  # numbers of batches
-        # By number of a batch: index of a block, its output, and the versions of its tensors.
-        self.kept: dict[int, tuple[int, Any, list[int]]] = {}
-        free = free_memory(running.device_of(model))
-        self._budget = 0 if free is None else free // 4
+        self.kept: dict[int, tuple[int, Any]] = {}  # by number of a batch: a block and its output
+        self._budget = (free_memory(running.device_of(model)) or 0) // 4
 
     def block_of(self, name: str, side: str) -> int | None:
         """Return the last block whose own output no eraser of the site `name` changes."""
@@ -154,12 +146,7 @@ class _Sequence:
         self._is_first_pass = False
 
     def begin_batch(self) -> None:
-        """Forget the blocks that ran; discard a kept output that the model has changed in place."""
         self._ran, self._last_output, self._is_chain = [], None, True
-        kept = self.kept.get(self._batches.number)
-        if kept is not None and _versions(kept[1]) != kept[2]:
-            self._is_sequence.discard(self._batches.number)
-            del self.kept[self._batches.number]
 
     def end_batch(self) -> None:
         """Record whether the blocks of a complete call were a plain sequence."""
@@ -176,7 +163,7 @@ class _Sequence:
         """Run a block, unless the output that is kept for the batch stands for its own."""
         number = self._batches.number
         if number in self.kept and i <= self.kept[number][0]:
-            return self.kept[number][1]
+            return _copy(self.kept[number][1])
         if self._is_first_pass:
             self._ran.append(i)
             with suppress(SiteError):
@@ -193,21 +180,17 @@ class _Sequence:
         return output
 
     def _store(self, number: int, i: int, output: Any) -> None:
-        versions = _versions(output)
-        nbytes = sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-        used = nbytes if number not in self.kept else 0
-        if versions is not None and used <= self._budget:
-            self._budget -= used
-            self.kept[number] = i, output, versions
+        leaves = [leaf for leaf in tree_leaves(output) if leaf is not None]
+        if all(isinstance(leaf, Tensor) for leaf in leaves):
+            used = sum(leaf.nbytes for leaf in leaves) if number not in self.kept else 0
+            if used <= self._budget:
+                self._budget -= used
+                self.kept[number] = i, _copy(output)
 
 
-def _versions(output: object) -> list[int] | None:
-    """Return the versions of the tensors in an output; None if it holds other objects."""
-    leaves = tree_leaves(output)
-    if not all(leaf is None or (isinstance(leaf, Tensor) and not leaf.is_inference())
-               for leaf in leaves):  # fmt: skip
-        return None
-    return [leaf._version for leaf in leaves if leaf is not None]
+def _copy(output: Any) -> Any:
+    """Return an output with copies of its tensors, which a model may change in place."""
+    return tree_map_only(Tensor, torch.clone, output)
 
 
 def fit_layers(
@@ -291,9 +274,9 @@ def fit_layers(
     Warns
     -----
     OnePassWarning
-        A site runs several times per batch, and later runs depend on the outputs of earlier ones,
-        as in layers with shared weights. The eraser is fitted on activations without itself, so
-        that it may be inexact when it is installed.
+        A site runs several times per batch. The eraser is fitted on activations without itself, so
+        that it is inexact if later runs depend on the outputs of earlier ones, as in layers with
+        shared weights.
 
     Examples
     --------
@@ -349,7 +332,13 @@ def fit_layers(
             projections[site.name] = linear_part(projection) if bias == "drop" else projection
             fitted_sites.append(site)
             if projection.rank and name in passes.repeating:
-                passes.check_repetition(name)
+                warn(
+                    f"the site {name!r} runs several times per batch. If its later activations "
+                    "depend on its earlier ones, as in layers with shared weights, the eraser may "
+                    "leave part of the concept when it is installed: call collect with the erasers "
+                    "installed to measure it, or choose sites that run once",
+                    OnePassWarning,
+                )
             spec = replace(collected.recipe, apply_to=apply_to, bias=bias)
             erasers = Erasers(projections, fitted_sites, spec, sequential=True)
             if installed is not None:
@@ -366,8 +355,8 @@ def fit_layers(
 class _Passes:
     """Passes over the data, one per site.
 
-    The first pass runs every batch to its end, and counts the calls of all sites. Where a site ran
-    once, later passes over a batch end at it.
+    The first pass runs every batch to its end, and counts the calls of all sites. Later passes end
+    at their site if it ran at most once per batch.
     """
 
     def __init__(
@@ -380,77 +369,58 @@ class _Passes:
     ) -> None:
         self._model, self._batches, self._collector = model, batches, collector
         self._forward, self._progress = forward, progress
-        self._device = running.device_of(model)
-        self._keys = label_keys(collector.labels)
-        self._calls: list[dict[str, int]] = []  # number of calls of the sites, by batch
-        self.repeating: dict[str, Any] = {}  # by site, a batch in which it runs several times
+        self._calls: dict[str, int] = {}  # number of calls of the sites in this batch
+        self.repeating: set[str] = set()  # sites that run several times per batch
+        self._is_first = True
         self._may_stop = running.may_stop_early(model, forward)
         self._sequence = _Sequence(model, batches, collector.modules if self._may_stop else ())
-        self.order = self._order()
+        with running.evaluating(model), self._counting():
+            self._call(batches.first())
+        # The sites, in the order in which they run on the first batch.
+        self.order = list(dict.fromkeys([*self._calls, *collector.modules]))
 
     def _call(self, batch: object) -> None:
-        inputs = running.batch_to(batch, self._device)
-        running.call(self._model, inputs, self._keys, self._forward)
-
-    def _order(self) -> list[str]:
-        """Return the sites in the order in which they run on the first batch."""
-        with running.evaluating(self._model), self._counting():
-            self._calls.append({})
-            self._call(self._batches.first())
-        ran = list(self._calls.pop())
-        return ran + [name for name in self._collector.modules if name not in ran]
+        inputs = running.batch_to(batch, running.device_of(self._model))
+        running.call(self._model, inputs, label_keys(self._collector.labels), self._forward)
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        """Count the calls of all sites, in the last entry of `_calls`."""
+        """Count the calls of all sites inside a ``with`` block."""
 
         def count(name: str, *_: object) -> None:
-            self._calls[-1][name] = self._calls[-1].get(name, 0) + 1
+            self._calls[name] = self._calls.get(name, 0) + 1
 
         with ExitStack() as stack:
             for name, module in self._collector.modules.items():
-                hook = module.register_forward_hook(partial(count, name))
-                stack.callback(hook.remove)
+                stack.callback(module.register_forward_hook(partial(count, name)).remove)
             yield
 
-    def _first_pass(self) -> Iterator[Any]:
+    def _pass(self) -> Iterator[Any]:
         for batch in self._batches:
-            self._calls.append({})
+            self._calls = {}
             self._sequence.begin_batch()
             yield batch
-            self._sequence.end_batch()
-            for name, n_calls in self._calls[-1].items():
-                if n_calls > 1:
-                    self.repeating.setdefault(name, batch)
-
-    def _later_pass(self) -> Iterator[Any]:
-        for batch in self._batches:
-            self._sequence.begin_batch()
-            yield batch
+            if self._is_first:
+                self._sequence.end_batch()
+                self.repeating |= {name for name, n in self._calls.items() if n > 1}
 
     def collect(self, name: str) -> Collected:
         """Return the moments of a site."""
-        is_first, start = not self._calls, time.monotonic()
-        once: set[int] = set()
-        if not is_first:
-            if name in self.repeating or not self._may_begin_later(name):
-                self._sequence.forget()
-            if self._may_stop:
-                once = {i for i, calls in enumerate(self._calls) if calls.get(name) == 1}
+        start = time.monotonic()
+        may_stop = not self._is_first and self._may_stop and name not in self.repeating
+        if not self._is_first and (name in self.repeating or not self._may_begin_later(name)):
+            self._sequence.forget()
         modules = {name: self._collector.modules[name]}
-        collector = replace(self._collector, modules=modules, stop_in=once)
+        collector = replace(self._collector, modules=modules, stops=may_stop)
         keep = self._sequence.block_of(name, collector.placement.side)
-        with ExitStack() as stack:
-            stack.enter_context(self._sequence.passing(keep))
-            if is_first:
-                stack.enter_context(self._counting())
-            batches = self._first_pass() if is_first else self._later_pass()
-            collected = collector.run(self._model, batches, self._forward, self._progress)
+        with self._sequence.passing(keep), self._counting() if self._is_first else nullcontext():
+            collected = collector.run(self._model, self._pass(), self._forward, self._progress)
         seconds = (time.monotonic() - start) * len(self.order)
         is_log = self._progress is None and sys.stderr is not None and not is_interactive()
-        if is_first and is_log and seconds > _FORECAST_SECONDS:
+        if self._is_first and is_log and seconds > _FORECAST_SECONDS:
             text = f"fit_layers: at most {seconds / 60:.0f} minutes for {len(self.order)} sites"
             print(text, file=sys.stderr, flush=True)
+        self._is_first = False
         return collected
 
     def _may_begin_later(self, name: str) -> bool:
@@ -474,35 +444,3 @@ class _Passes:
             with suppress(Exception), self._sequence.passing(None):
                 self._call(batch)
         return len(rows) == 2 and torch.equal(*rows)
-
-    def check_repetition(self, name: str) -> None:
-        """Warn if a site that runs repeatedly depends on its own earlier outputs.
-
-        The model runs twice on a batch, the second time with zeros as activations at the site. The
-        activations before they are replaced are compared.
-        """
-        module, placement = self._collector.modules[name], self._collector.placement
-        runs: list[list[Tensor]] = []
-
-        def observe(value: object) -> object:
-            rows = sites.pick_rows(name, value, placement)[0]
-            runs[-1].append(rows.clone())
-            if len(runs) == 1:
-                return None
-            return sites.replace_rows(name, value, placement, rows.shape[-1], torch.zeros_like)
-
-        with running.evaluating(self._model), ExitStack() as stack:
-            stack.callback(sites.add_hook(name, module, placement.side, observe).remove)
-            with suppress(Exception):  # a model may raise any error for activations of zero
-                for _ in range(2):
-                    runs.append([])
-                    self._call(self.repeating[name])
-                if len(runs[0]) == len(runs[1]) and all(map(torch.equal, *runs)):
-                    return
-        warn(
-            f"the site {name!r} runs several times per batch, and its later activations depend on "
-            "its earlier ones, as in layers with shared weights. The eraser was fitted on "
-            "activations without itself and may leave part of the concept when it is installed: "
-            "call collect with the erasers installed to measure it, or choose sites that run once",
-            OnePassWarning,
-        )

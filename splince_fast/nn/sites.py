@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -30,10 +29,26 @@ _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 _HAS_INFIX = re.compile("|".join(("module", "base_model", *_INFIXES)))
 # Names of the input of a module that receives its input by keyword, in order of preference.
 _INPUT_KEYWORDS = ("hidden_states", "input", "x")
+_WILDCARDS = {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
 _NUMBERS = re.compile(r"\[(\d+)-(\d+)\]")  # brackets with numbers of several digits are no pattern
 
 
 # -- modules -------------------------------------------------------------------------------
+
+
+def clean_names(model: Module) -> Iterator[tuple[str, str, Module]]:
+    """Yield each module with its name, and its name without the parts that wrappers insert.
+
+    A name keeps these parts if another module has the name without them.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    clean = {
+        name: _without_infixes(name, modules) if _HAS_INFIX.search(name) else name
+        for name in modules
+    }
+    for name, new in clean.items():
+        is_taken = new != name and clean.get(new) == new and new not in ("", *prefixes(name))
+        yield name, name if is_taken else new, modules[name]
 
 
 def named_modules(model: Module) -> dict[str, Module]:
@@ -42,30 +57,9 @@ def named_modules(model: Module) -> dict[str, Module]:
     A shared module occurs under each of its names. A wrapper hides the module that it wraps.
     """
     modules: dict[str, Module] = {}
-    for name, module in clean_names(model):
+    for _, name, module in clean_names(model):
         modules.setdefault(name, module)
     return modules
-
-
-def clean_names(model: Module) -> Iterator[tuple[str, Module]]:
-    """Yield the modules of a model with their names, without the parts that wrappers insert."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, clean in _clean_by_name(modules).items():
-        yield clean, modules[name]
-
-
-def _clean_by_name(modules: Mapping[str, Module]) -> dict[str, str]:
-    """Return each name without the parts that wrappers insert, unless another module has it."""
-    clean = {
-        name: _without_infixes(name, modules) if _HAS_INFIX.search(name) else name
-        for name in modules
-    }
-    return {
-        name: name
-        if new != name and clean.get(new) == new and new not in ("", *prefixes(name))
-        else new
-        for name, new in clean.items()
-    }
 
 
 def _without_infixes(name: str, modules: Mapping[str, Module]) -> str:
@@ -103,11 +97,8 @@ def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, 
     """
     if not isinstance(model, Module):
         raise SiteError(f"model is {described_type(model)}; it must be a torch.nn.Module")
-    all_modules = dict(model.named_modules(remove_duplicate=False))
-    clean = _clean_by_name(all_modules)
-    modules: dict[str, Module] = {}
-    for name, module in all_modules.items():
-        modules.setdefault(clean[name], module)
+    modules = named_modules(model)
+    clean = {name: new for name, new, _ in clean_names(model)}
     sites = list(at) if isinstance(at, Iterable) and not isinstance(at, str | Module) else [at]
     if not sites:
         raise SiteError("at names no site; pass a dotted name, a pattern, or a list of them")
@@ -138,15 +129,9 @@ def _matching(modules: Mapping[str, Module], clean: Mapping[str, str], site: obj
     matches = [name for name in modules if pattern.fullmatch(name)]
     matches = matches or [new for name, new in clean.items() if pattern.fullmatch(name)]
     if not matches:
-        names = [name for name in modules if name]
-        nearest = listed(difflib.get_close_matches(site, names, n=3, cutoff=0.0))
         raise SiteError(
-            f"no module of this model is called {site!r}; "
-            + (
-                f"the nearest names are {nearest} (print model.named_modules() for all)"
-                if nearest
-                else "the model has no submodules"
-            )
+            f"no module of this model has the name or pattern {site!r}; model.named_modules() has "
+            "all names"
         )
     return matches
 
@@ -162,21 +147,9 @@ def _pattern(site: str) -> re.Pattern[str]:
                 f"{site!r} is no pattern: brackets stand for one character, as in '[2-5]'; for the "
                 f"numbers {first} to {last} pass the list {names}"
             )
-    parts = []
-    for token in re.findall(r"\*\*\.?|\*|\?|\[[^\]]*\]|[^*?\[]+|\[", site):
-        if token == "**.":
-            parts.append(r"(?:.*\.)?")
-        elif token == "**":
-            parts.append(".*")
-        elif token == "*":
-            parts.append(r"[^.]*")
-        elif token == "?":
-            parts.append(r"[^.]")
-        elif len(token) > 1 and token.startswith("["):
-            characters = token[1:-1].replace("\\", r"\\").replace("^", r"\^")
-            parts.append(f"[{'^' + characters[1:] if characters.startswith('!') else characters}]")
-        else:
-            parts.append(re.escape(token))
+    parts = re.split(r"(\*\*\.?|\*|\?|\[[^\]]*\])", site)
+    parts[::2] = map(re.escape, parts[::2])
+    parts[1::2] = [_WILDCARDS.get(part) or _characters(part) for part in parts[1::2]]
     try:
         return re.compile("".join(parts))
     except re.error as error:
@@ -186,27 +159,25 @@ def _pattern(site: str) -> re.Pattern[str]:
         ) from error
 
 
+def _characters(brackets: str) -> str:
+    """Return brackets in which ``!`` negates as those of a regular expression."""
+    characters = brackets[1:-1].replace("\\", r"\\").replace("^", r"\^")
+    return f"[{'^' + characters[1:] if characters.startswith('!') else characters}]"
+
+
 def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> None:
     """Raise SiteError for a module whose hooks would never run."""
-    module = modules[name]
-    kind = type(module).__name__
     for parent in [model, *(modules[p] for p in prefixes(name) if p in modules)]:
-        if isinstance(parent, torch.jit.ScriptModule):
+        if isinstance(parent, torch.jit.ScriptModule | torch.fx.GraphModule):
             raise SiteError(
-                f"{name!r} is inside a ScriptModule, which runs no hooks that are added later; "
-                "pass the model before it is scripted or traced"
+                f"{name!r} is inside a ScriptModule or an exported graph, which run no hooks that "
+                "are added later; pass the model before it is scripted, traced or exported"
             )
-        if isinstance(parent, torch.fx.GraphModule):
-            raise SiteError(
-                f"{name!r} is inside an exported or traced graph, which calls no modules; pass "
-                "the model before it is exported or traced"
-            )
-    if type(module).forward is torch.nn.Module.forward or kind in (
-        "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"
-    ):  # fmt: skip
+    kind = type(modules[name])
+    if kind.forward is Module.forward:
         raise SiteError(
-            f"{name!r} is a {kind}, a container that is never called itself; name the modules in "
-            f"it ({name + '.*'!r})"
+            f"{name!r} is a {kind.__name__} without a forward method, so that it is never called; "
+            f"name the modules in it ({name + '.*'!r})"
         )
     parent_name = name.rpartition(".")[0]
     parent = model if not parent_name else modules.get(parent_name)
@@ -272,84 +243,61 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
     """
     if key is None and is_row_tensor(output):
         return output, None
-    tensor, tensor_key = _element(output, key)
-    if key is None and tensor_key != "last_hidden_state" and isinstance(output, Mapping):
-        fields = [k for k, v in output.items() if _same_width(v, tensor, feature_dim)]
+    elements = _elements(output)
+    floating = [k for k, value in elements.items() if is_row_tensor(value)]
+    found: Key = key
+    if key is None and isinstance(output, Mapping):
+        found = "last_hidden_state" if "last_hidden_state" in output else next(iter(floating), None)
+    elif not isinstance(key, str):
+        i, keys = key or 0, list(elements)
+        found = keys[i] if -len(keys) <= i < len(keys) else None
+    by_name = isinstance(found, str) and not isinstance(output, Mapping)
+    tensor = getattr(output, str(found), None) if by_name else elements.get(found)
+    if not is_row_tensor(tensor):
+        hint = f"; output= can be {listed(floating)}" if floating else ""
+        element = f"element {key!r} of " if key is not None else ""
+        raise SiteError(
+            f"the site {name!r} has no floating tensor: {element}{describe(output)}{hint}"
+        )
+    if key is None and found != "last_hidden_state" and isinstance(output, Mapping):
+        fields = [k for k in floating if _same_width(output[k], tensor, feature_dim)]
         if len(fields) > 1:
             raise SiteError(
                 f"the site {name!r} returns several tensors of the same width, {listed(fields)}: "
                 "select one of them by output="
             )
-    if not is_row_tensor(tensor):
-        candidates = [label for label, value in _elements(output) if is_row_tensor(value)]
-        hint = f"; output= can be {listed(candidates)}" if candidates else ""
-        element = f"element {key!r} of " if key is not None else ""
-        raise SiteError(
-            f"the site {name!r} has no floating tensor: {element}{describe(output)}{hint}"
-        )
-    return tensor, tensor_key
+    return tensor, found
 
 
-def _element(output: object, key: Key) -> tuple[Any, Key]:
-    if isinstance(key, str):
-        if isinstance(output, Mapping):
-            return output.get(key), key
-        return getattr(output, key, None), key
+def _elements(output: object) -> dict[Key, Any]:
+    """Return the elements of a mapping or a sequence by field or index."""
     if isinstance(output, Mapping):
-        names = list(output)
-        if key is not None:
-            names = names[key : key + 1]
-        elif "last_hidden_state" in output:
-            names = ["last_hidden_state"]
-        for field in names:
-            if is_row_tensor(output[field]):
-                return output[field], field
-        return None, None
+        return dict(output)
     if isinstance(output, Sequence) and not isinstance(output, str):
-        i = 0 if key is None else key
-        return (output[i], i) if -len(output) <= i < len(output) else (None, i)
-    return None, key
+        return dict(enumerate(output))
+    return {}
 
 
-def _elements(output: object) -> list[tuple[int | str, Any]]:
-    if isinstance(output, Mapping):
-        return list(output.items())
-    if isinstance(output, Sequence) and not isinstance(output, str):
-        return list(enumerate(output))
-    return []
-
-
-def _same_width(first: Any, second: Any, axis: int) -> bool:
-    """Return whether two values are tensors of floats with the same size along an axis."""
-    return all(is_row_tensor(v) and -v.ndim <= axis < v.ndim for v in (first, second)) and bool(
-        first.shape[axis] == second.shape[axis]
-    )
+def _same_width(first: Tensor, second: Tensor, axis: int) -> bool:
+    has_axis = all(-x.ndim <= axis < x.ndim for x in (first, second))
+    return has_axis and first.shape[axis] == second.shape[axis]
 
 
 def put(output: Any, key: Key, tensor: Tensor) -> Any:
     """Return a copy of an output, of the same type, with `tensor` at the index or field `key`."""
     if key is None:
         return tensor
-    fields = getattr(type(output), "__match_args__", ())
-    if isinstance(output, tuple) and key in fields:  # a named tuple
-        key = fields.index(key)
-    if isinstance(output, Mapping) or isinstance(key, str):
-        new = copy.copy(output)
-        if isinstance(output, Mapping):
-            new[key] = tensor
-        elif is_dataclass(output):  # possibly frozen
-            object.__setattr__(new, str(key), tensor)
-        else:
-            setattr(new, str(key), tensor)
-        return new
-    items = [tensor if i == key % len(output) else item for i, item in enumerate(output)]
-    if hasattr(output, "_replace"):
-        return type(output)._make(items)
-    if isinstance(output, list):
-        new = copy.copy(output)
-        new[:] = items
-        return new
-    return type(output)(items)
+    if isinstance(output, tuple | list):
+        fields = getattr(type(output), "__match_args__", ())  # of a named tuple
+        i = fields.index(key) if key in fields else key
+        items = [tensor if j == i else item for j, item in enumerate(output)]
+        return type(output)._make(items) if hasattr(output, "_make") else type(output)(items)
+    new = copy.copy(output)
+    if isinstance(output, Mapping):
+        new[key] = tensor
+    else:
+        object.__setattr__(new, str(key), tensor)  # also of a frozen dataclass
+    return new
 
 
 def pick_input(name: str, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> int | str:
@@ -476,10 +424,8 @@ def describe(value: object) -> str:
     """Return a description of a value by types and shapes, for error messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
-    elements = _elements(value)
-    if elements:
-        return f"{type(value).__name__}({', '.join(f'{k}: {describe(v)}' for k, v in elements)})"
-    return type(value).__name__
+    elements = ", ".join(f"{key}: {describe(part)}" for key, part in _elements(value).items())
+    return f"{type(value).__name__}({elements})" if elements else type(value).__name__
 
 
 def in_backward() -> bool:

@@ -33,8 +33,6 @@ from splince_fast.nn.sites import clean_names, in_backward, prefixes
 MISSING_LABEL = -100
 
 RULES = ("body", "all", "first", "last")
-# Names of arguments that hold the states of recurrent models, empty before the first token.
-_STATES = ("state", "mems")
 Rule = str | Callable[[Mapping[str, Any]], Tensor] | None
 
 
@@ -144,7 +142,7 @@ def parameters_of(module: Module) -> ForwardParameters:
 
 
 def _past_length(
-    arguments: Mapping[str, Any], caches: Mapping[str, Any], n_masked: int
+    arguments: Mapping[str, Any], caches: Iterable[Any], n_masked: int
 ) -> int | Tensor | None:
     """Return the number of earlier tokens; None if no argument shows it.
 
@@ -152,11 +150,19 @@ def _past_length(
     arguments show only that earlier tokens exist, as for recurrent models, their number is
     `n_masked`, or 1 if the mask has no entries for them.
     """
-    for key, cache in caches.items():
-        length = max(1, n_masked) * bool(len(cache)) if key in _STATES else None
-        length = _length_of(cache, n_masked) if length is None else length
-        if length is not None:
-            return length
+    for cache in caches:
+        if hasattr(cache, "get_seq_length"):
+            with suppress(ValueError):  # raised by a cache that holds recurrent states only
+                return cache.get_seq_length()
+        if hasattr(cache, "has_previous_state"):
+            has_previous = cache.has_previous_state
+            has_previous = has_previous() if callable(has_previous) else has_previous
+            return max(1, n_masked) * bool(has_previous)
+        if hasattr(cache, "seqlen_offset"):
+            return cache.seqlen_offset
+        if isinstance(cache, tuple | list) and (not cache or isinstance(cache[0], tuple | list)):
+            # The axis of the tokens depends on the model, so that the mask is the better source.
+            return n_masked or (int(cache[0][0].shape[-2]) if cache else 0)
     position = arguments.get("cache_position")
     if isinstance(position, Tensor) and position.numel():
         first = position.reshape(-1)[0]
@@ -167,30 +173,8 @@ def _past_length(
 
 def _is_cache(key: str, value: object) -> bool:
     """Return whether an argument is a cache or a state of earlier tokens."""
-    if value is None or isinstance(value, bool | int | str):
-        return False
-    if key in _STATES:
-        return True
-    return ("cache" in key or "past" in key) and not isinstance(value, Tensor)
-
-
-def _length_of(cache: object, n_masked: int) -> int | Tensor | None:
-    """Return the number of tokens in a cache, None if the cache shows nothing."""
-    if hasattr(cache, "get_seq_length"):
-        with suppress(ValueError):  # raised by a cache that holds recurrent states only
-            return cache.get_seq_length()
-    if hasattr(cache, "has_previous_state"):
-        has_previous = cache.has_previous_state
-        return max(1, n_masked) * bool(has_previous() if callable(has_previous) else has_previous)
-    if hasattr(cache, "seqlen_offset"):
-        return cache.seqlen_offset
-    if isinstance(cache, tuple | list):
-        if not cache:
-            return 0
-        keys = cache[0][0] if isinstance(cache[0], tuple | list) and cache[0] else None
-        # The axis of the tokens depends on the model, so that the mask is the better source.
-        return n_masked or int(keys.shape[-2]) if isinstance(keys, Tensor) else None
-    return None
+    is_named = "cache" in key or "past" in key or key in ("state", "mems")
+    return is_named and not (value is None or isinstance(value, bool | int | str | Tensor))
 
 
 def select(
@@ -235,7 +219,7 @@ def select(
     if positions is not None and (positions.ndim != 2 or positions.shape[-1] != length):
         positions = None
     n_masked = 0 if mask is None else max(0, mask.shape[-1] - length)
-    n_past = _past_length(arguments, caches, n_masked)
+    n_past = _past_length(arguments, caches.values(), n_masked)
     is_paged = False  # whether only positions show the tokens of a cache of unknown length
     if n_past is None:
         n_past = n_masked
@@ -387,7 +371,7 @@ class CallSelections:
     def attach(self, model: Module, names: Iterable[str]) -> None:
         """Add hooks to a model, and to modules around the sites `names` that take tokens."""
         ancestors = {"", *(ancestor for name in names for ancestor in prefixes(name))}
-        for name, module in clean_names(model):
+        for _, name, module in clean_names(model):
             if name not in ancestors:
                 continue
             parameters = parameters_of(module).names

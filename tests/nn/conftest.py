@@ -171,12 +171,6 @@ def tiny(name: str) -> Any:
             bos_token_id=1, eos_token_id=2,
         )  # fmt: skip
         return t.MambaForCausalLM(config).eval()
-    if name == "rwkv":
-        config = t.RwkvConfig(
-            vocab_size=50, hidden_size=WIDTH, num_hidden_layers=2, attention_hidden_size=WIDTH,
-            intermediate_size=32, bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
-        return t.RwkvForCausalLM(config).eval()
     if name == "whisper":
         config = t.WhisperConfig(
             vocab_size=50, d_model=WIDTH, encoder_layers=2, decoder_layers=2,
@@ -254,20 +248,25 @@ def cache_name(model: Any) -> str:
     )
 
 
-def state_of(model: Any, name: str, batch: dict[str, Any]) -> Any:
-    """The tensor that a site returns, with whatever is installed."""
+def states(model: Any, name: str, run: Callable[[], object]) -> list[Any]:
+    """The tensors that a site returns while a function runs, after whatever is installed."""
     import torch
 
     seen: list[Any] = []
 
     def look(module: Any, args: Any, output: Any) -> None:
-        seen.append(output if isinstance(output, torch.Tensor) else output[0])
+        seen.append((output if isinstance(output, torch.Tensor) else output[0]).clone())
 
     handle = model.get_submodule(name).register_forward_hook(look)
     with torch.no_grad():
-        model(**batch)
+        run()
     handle.remove()
-    return seen[-1].clone()
+    return seen
+
+
+def state_of(model: Any, name: str, batch: dict[str, Any]) -> Any:
+    """The tensor that a site returns for a batch."""
+    return states(model, name, lambda: model(**batch))[-1]
 
 
 def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:

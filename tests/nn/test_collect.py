@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, identity, tiny  # noqa: E402
+from nn.conftest import hooks_in, identity, state_of, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import accumulate  # noqa: E402
 from splince_fast.nn.collection import Collector  # noqa: E402
@@ -69,18 +69,13 @@ def stored(model: Any, batches: list[dict[str, Any]], site: str, tokens: str) ->
     """Rows and labels of the selected tokens, kept in float64, sequence by sequence."""
     rows, labels, weights = [], {k: [] for k in LABELS}, []
     for batch in batches:
-        seen: list[torch.Tensor] = []
-        handle = model.get_submodule(site).register_forward_hook(
-            lambda m, a, o, seen=seen: seen.append(o if torch.is_tensor(o) else o[0])
-        )
-        with torch.no_grad():
-            model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-        handle.remove()
+        call = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        seen = state_of(model, site, call)
         for i in range(len(batch["input_ids"])):
             places = np.flatnonzero(batch["attention_mask"][i].numpy())
             chosen = {"body": places[1:], "all": places, "first": places[:1],
                       "last": places[-1:]}[tokens]  # fmt: skip
-            own = seen[0][i, chosen].double().numpy()
+            own = seen[i, chosen].double().numpy()
             rows.append(own)
             weights.append(np.full(len(own), 1 / max(len(own), 1)))
             for key in ("gender", "score"):
@@ -252,25 +247,6 @@ def test_inputs_of_modules_and_channels_have_moments() -> None:
     rows = conv[0](x).movedim(1, -1).reshape(-1, 6).detach().double().numpy()
     check_moments(found["1"], rows, np.ones(len(rows)), {"z": np.repeat(z, 36)})
     assert found.n_sequences == 10
-
-
-def test_all_forms_of_batches_give_the_same_moments() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    x, z = torch.randn(20, 4), torch.arange(20) % 2
-    a = snn.collect(model, [{"input": x, "z": z, "other": 3}], "0", labels="z")["0"]
-    b = snn.collect(model, [x], "0", labels=lambda _: {"z": z})["0"]
-    c = snn.collect(model, [(x,)], "0", labels=lambda _: {"z": z})["0"]
-    d = snn.collect(
-        model, [(x, z)], "0", labels=lambda v: {"z": v[1]}, forward=lambda m, v: m(v[0])
-    )["0"]
-    for other in (b, c, d):
-        assert np.array_equal(a.cross_covariance("z"), other.cross_covariance("z"))
-    with pytest.raises(sf.LabelError, match="has no labels"):
-        snn.collect(model, [{"input": x}], "0", labels="z")
-    with pytest.raises(sf.LabelError, match="function of the batch"):
-        snn.collect(model, [(x,)], "0", labels="z")
-    with pytest.raises(sf.LabelError, match="mapping"):
-        snn.collect(model, [(x,)], "0", labels=lambda _: z)
 
 
 def test_evaluation_mode_is_restored_and_dropout_is_off() -> None:
@@ -494,18 +470,6 @@ def test_collections_add_and_survive_a_file(tmp_path: Path) -> None:
         whole["model.norm"]
 
 
-def test_the_plot_shows_all_sites_before_and_after(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    model = tiny("llama")
-    found = snn.collect(model, text_batches(), "model.layers.*", labels="gender")
-    figure = found.plot("gender", after=found)
-    figure.savefig(tmp_path / "trace.png")
-    (ax,) = figure.axes
-    assert [list(line.get_ydata()) for line in ax.lines] == [
-        list(found.trace("gender").values())
-    ] * 2
-
-
 def test_options_of_the_method_are_passed_on() -> None:
     """As ``functools.partial``, which has no name; the same bits as with the option itself."""
     found = snn.collect(tiny("llama"), text_batches(), SITE, labels="gender")
@@ -554,16 +518,20 @@ def test_pairs_of_inputs_and_labels_equal_mappings() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
     expected = snn.collect(model, [{"input": x, "z": z}], ["0", "2"], labels="z")
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, z), batch_size=60)
-    alternatives: list[tuple[Any, Any]] = [
+    alternatives: list[tuple[Any, ...]] = [
         (loader, "z"),
         ([(x, z)], ["z"]),
         ([(x, {"z": z, "other": z})], "z"),
         ([({"input": x}, {"z": z})], "z"),
         ([(x, z)], lambda batch: {"z": batch[1]}),
         ([x], lambda batch: {"z": z}),
+        ([(x,)], lambda batch: {"z": z}),
+        ([{"input": x, "z": z, "other": 3}], "z"),
+        ([(x, z, 3)], lambda batch: {"z": batch[1]}, lambda model, batch: model(batch[0])),
     ]
-    for batches, labels in alternatives:
-        found = snn.collect(model, batches, ["0", "2"], labels=labels)
+    for batches, labels, *forward in alternatives:
+        (run,) = forward or [None]
+        found = snn.collect(model, batches, ["0", "2"], labels=labels, forward=run)
         for site in ("0", "2"):
             np.testing.assert_array_equal(found[site].covariance(), expected[site].covariance())
             assert found[site].class_counts("z") == {0: 30, 1: 30}
@@ -578,6 +546,13 @@ def test_pairs_that_cannot_be_read() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4))
     for batch, labels in (((x, z), ["z", "y"]), ((x, z, z), "z"), (x, "z"), ((x, x, z), "z")):
         with pytest.raises(sf.LabelError, match=r"pairs \(inputs, labels\)"):
+            snn.collect(model, [batch], "0", labels=labels)
+    for batch, labels, message in (
+        ({"input": x}, "z", "has no labels"),
+        ((x,), "z", "function of the batch"),
+        ((x,), lambda batch: z, "must return a mapping"),
+    ):
+        with pytest.raises(sf.LabelError, match=message):
             snn.collect(model, [batch], "0", labels=labels)
     with pytest.raises(sf.InputError, match=r"3 entries and Sequential\.forward takes 1"):
         snn.collect(model, [(x, z, z)], "0", labels=lambda batch: {"z": batch[1]})

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, inputs, tiny  # noqa: E402
+from nn.conftest import hooks_in, inputs, state_of, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.evaluation import leakage  # noqa: E402
 
@@ -42,15 +42,11 @@ def fitted() -> tuple[Any, Any]:
 
 def stored(model: Any, batches: list[dict[str, Any]], site: str) -> np.ndarray:
     """Rows of attended tokens at a site."""
-    rows: list[Any] = []
-    keep: list[Any] = []
-    handle = model.get_submodule(site).register_forward_hook(lambda m, a, o: rows.append(o))
-    with torch.no_grad():
-        for batch in batches:
-            model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-            keep.append(rows.pop()[batch["attention_mask"] != 0].double().numpy())
-    handle.remove()
-    return np.concatenate(keep)
+    rows = []
+    for batch in batches:
+        call = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        rows.append(state_of(model, site, call)[batch["attention_mask"] != 0].double().numpy())
+    return np.concatenate(rows)
 
 
 def value(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import pickle
 
@@ -126,20 +125,6 @@ def test_the_module_can_be_exported_traced_and_compiled() -> None:
     assert torch.allclose(exported(other), eraser(other))
     compiled = torch.compile(eraser, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(x), eraser(x))
-
-
-def test_state_dict_takes_another_rank() -> None:
-    first, second = snn.Eraser(projection(rank=1)), snn.Eraser(projection(rank=3, seed=1))
-    first.load_state_dict(second.state_dict())
-    x = torch.randn(5, 16)
-    assert torch.equal(first(x), second(x))
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        first.load_state_dict(snn.Eraser(projection(8)).state_dict())
-    file = io.BytesIO()
-    torch.save(second.state_dict(), file)
-    file.seek(0)
-    first.load_state_dict(torch.load(file))
-    assert first.rank == 3
 
 
 def test_the_projection_of_a_module_is_its_map() -> None:

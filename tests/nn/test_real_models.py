@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import Professions, SmolLM2, hooks_in, package_file  # noqa: E402
+from nn.conftest import Professions, SmolLM2, hooks_in, package_file, state_of  # noqa: E402
 from nn.tail import LABELS, Tail  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
@@ -143,18 +143,11 @@ def test_moments_of_a_language_model_are_those_of_stored_activations(
 ) -> None:
     site = "model.layers.15"
     rows = []
-    stored: list[torch.Tensor] = []
     left, right = (batches_of(range(100), size=20, side=side) for side in ("left", "right"))
-    handle = smollm2.model.get_submodule(site).register_forward_hook(
-        lambda m, a, o: stored.append(o.detach())
-    )
-    with torch.no_grad():
-        for batch in left:
-            smollm2.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-    handle.remove()
-    for batch, states in zip(left, stored, strict=True):
+    for batch in left:
+        call = {key: batch[key] for key in ("input_ids", "attention_mask")}
         body = batch["attention_mask"].bool() & (batch["attention_mask"].cumsum(1) > 1)
-        rows.append(states[body].double().numpy())
+        rows.append(state_of(smollm2.model, site, call)[body].double().numpy())
     X = np.concatenate(rows)
     cov = np.cov(X.T)
     sd = np.sqrt(np.diag(cov))
