@@ -42,7 +42,8 @@ def warn_of_labels(
     """Warn of features that equal a label up to offset, scale and coding; return the warnings."""
     # `span` is the span of the variables `names`; those with missing labels are skipped.
     min_squared_correlation = 1.0 - (_TOLERANCE32 if stats.row_eps >= EPS32 else _TOLERANCE64)
-    if largest_correlation(span.rows, stats.variances) <= min_squared_correlation:
+    correlated = largest_correlation(span.rows, stats.variances) > min_squared_correlation
+    if not correlated:
         # With three or more classes, a feature that codes the classes as numbers may correlate with
         # no single class indicator.
         counts = zip(names, span.counts, strict=True)
@@ -57,7 +58,7 @@ def warn_of_labels(
             continue
         features = np.empty(0, np.intp)
         if isinstance(variable, ClassSums):
-            features = _coded(variable, variances, min_variances)
+            features = _coded(variable, variances, min_variances, correlated)
         elif isinstance(variable, ColumnSums):
             rows = variable.span()[_frequent(variable)]
             features = np.flatnonzero((rows**2 > min_variances).any(axis=0))
@@ -82,11 +83,14 @@ def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
     return np.asarray(~indicator | (rare_rows > _MIN_ROWS - 0.5))
 
 
-def _coded(variable: ClassSums, variances: Float, min_variances: Float) -> NDArray[np.intp]:
+def _coded(
+    variable: ClassSums, variances: Float, min_variances: Float, correlated: bool
+) -> NDArray[np.intp]:
     """Return the features that determine the class: as numbers of the classes, or as indicators.
 
     A feature that numbers the classes is constant within them and differs between all; its variance
-    between classes exceeds `min_variances`, (d,). Indicators count if all classes but one have one.
+    between classes exceeds `min_variances`, (d,). Indicators, which are `correlated` with those of
+    the classes, count if all classes but one have one.
     """
     present = variable.weights > 0.0
     if np.count_nonzero(variable.rows[present] >= _MIN_ROWS) < 2:
@@ -100,6 +104,8 @@ def _coded(variable: ClassSums, variances: Float, min_variances: Float) -> NDArr
     # Therefore the smallest gap between classes is compared with the variance within classes.
     within = np.maximum(variances - between, (2.0 * EPS32) ** 2 * variances)[features]
     numbers = features[gaps**2 > _MIN_GAP**2 * within]
+    if not correlated:
+        return np.asarray(numbers)
     covariance = sums - np.outer(p, sums.sum(axis=0))  # of each class indicator and feature
     indicates = covariance**2 > np.outer(p * (1.0 - p), min_variances)
     if np.count_nonzero(indicates.any(axis=1)) < max(2, len(p) - 1):
