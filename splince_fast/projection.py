@@ -542,7 +542,7 @@ def rows_mask_and_out(
         X has the wrong width or columns, or `mask` or `out` does not match X.
     """
     rows = erase_rows.as_stack(X, width)
-    if hasattr(X, "columns"):
+    if type(X) is not np.ndarray and hasattr(X, "columns"):
         checked_names(X, width, names)
     dtype = erase_rows.result_dtype(rows.dtype)
     selected = None if mask is None else as_mask(mask, rows.shape[:-1])
