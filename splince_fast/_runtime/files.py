@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -105,12 +106,18 @@ def _partial_prefix(target: Path) -> str:
     return f".{os.fsencode(target.name)[:200].decode(errors='ignore')}."
 
 
-def partial_files(target: Path) -> list[Path]:
-    """Return the temporary files of :func:`replacing` that killed processes have left."""
-    if not target.parent.is_dir():
-        return []
-    names = (name for name in os.listdir(target.parent) if name.endswith(".partial"))
-    return [target.with_name(n) for n in names if n.startswith(_partial_prefix(target))]
+def partial_files(targets: Iterable[Path]) -> list[Path]:
+    """Return the temporary files of :func:`replacing` that killed processes left beside targets."""
+    prefixes: dict[Path, set[str]] = {}
+    for target in targets:
+        prefixes.setdefault(target.parent, set()).add(_partial_prefix(target))
+    found = []
+    for folder in filter(Path.is_dir, prefixes):
+        for name in os.listdir(folder):
+            match = re.fullmatch(r"(.*\.)\d+\.\d+\.partial", name, re.DOTALL)
+            if match and match[1] in prefixes[folder]:
+                found.append(folder / name)
+    return found
 
 
 def as_path(path: object) -> Path:

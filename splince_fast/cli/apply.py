@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from splince_fast.eraser import Eraser
 
-# --resume erases so many rows of each end again, and those in the middle.
+# Number of rows at the start, in the middle and at the end that --resume erases again.
 _COMPARED_ROWS = 64
 
 
@@ -85,10 +85,9 @@ def run(args: argparse.Namespace) -> None:
         _check_targets(args, paths, [t for t in targets if t not in finished], several)
     if several and args.output is not None:
         os.makedirs(args.output, exist_ok=True)
+    for partial in partial_files(map(Path, targets)) if args.resume else ():
+        partial.unlink()
     for path, target in zip(paths, targets, strict=True):
-        if args.resume:
-            for partial in partial_files(Path(target)):
-                partial.unlink()
         if target in finished:
             print(f"finished before: {target}")
             continue
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _load(args: argparse.Namespace) -> Eraser:
-    """Load the eraser; an error says so where the eraser and a file of rows changed places."""
+    """Load the eraser; the error names the order of arguments if a file of rows is the eraser."""
     from splince_fast._runtime.files import kind_of
     from splince_fast.eraser import load_eraser
 

@@ -272,7 +272,10 @@ def summary(result: Measurements) -> tuple[Decision, str, str]:
     change = _mean(result, "distortion", eraser)
     if not math.isnan(change):
         cost.append(f"{eraser} changes {100 * change:.3g} % of the variance of the rows")
-    missing = f"What {eraser} leaves of {joined(concepts)} was not measured: no probe has a score."
+    missing = (
+        f"The linear signal of {joined(concepts)} after {eraser} was not measured: no probe has a "
+        "score."
+    )
     return (
         choice,
         f"After {eraser}, {'; '.join(left)}." if left else missing,

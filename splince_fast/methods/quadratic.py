@@ -168,7 +168,7 @@ def quadratic(
         left = restoration.left / stats.units
         scaled_maps = scaled_maps - left.T @ (restoration.right * stats.units @ scaled_maps)
     label = "QLEACE" if keep is None else "repair @ QLEACE"
-    notes = [] if intensity else _noise_notes(name, stats, support)
+    notes = [] if intensity else _noise_notes(stats, support)
     report = _report(
         label, name, stats, support, shrunk, scaled_maps, restoration, intensity, notes
     )
@@ -199,7 +199,7 @@ def _restoration(stats: ClassStatistics, solution: ClassMaps) -> Restoration:
     return restore(whitened, solved, span_t, stats.span.rows, stats.deviations, 1.0)
 
 
-def _noise_notes(name: str, stats: ClassStatistics, support: Support) -> list[str]:
+def _noise_notes(stats: ClassStatistics, support: Support) -> list[str]:
     """Return the warning about sampling noise in the class covariances, or an empty list.
 
     The squared difference of the whitened covariances D_c of k classes is sum |D_c - D|^2 / k, with

@@ -473,7 +473,7 @@ class Collector:
         shape, n = shape or (1,), len(positions)
         sequence = positions // max(1, int(np.prod(shape[1:])))
         columns = {
-            name: _label_rows(name, values, shape, positions, sequence)
+            name: label_rows(name, values, shape, positions, sequence)
             for name, values in self._batch_labels.items()
         }
         counts = np.bincount(sequence, minlength=1)
@@ -591,7 +591,7 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
     return {key: batch[key] for key in keys}
 
 
-def _label_rows(
+def label_rows(
     name: str,
     values: Any,
     shape: tuple[int, ...],

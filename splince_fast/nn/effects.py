@@ -26,7 +26,7 @@ from splince_fast.exceptions import (
 )
 from splince_fast.moments.parameters import check_random_state
 from splince_fast.nn import running, sites
-from splince_fast.nn.collection import Labels, _label_rows, label_keys, read_labels
+from splince_fast.nn.collection import Labels, label_keys, label_rows, read_labels
 from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Placement
@@ -312,7 +312,7 @@ class _Sampler:
         flat = rows.reshape(-1, rows.shape[-1])[torch.from_numpy(positions).to(rows.device)]
         labels: Columns = {}
         for label, column in self.labels.items():
-            of_rows: Any = _label_rows(label, column, shape, positions, sequence)
+            of_rows: Any = label_rows(label, column, shape, positions, sequence)
             labels[label] = np.ma.filled(of_rows, MISSING_LABEL)
         values = flat.float().cpu().numpy()[:, None]
         sequence += self._n_sequences
