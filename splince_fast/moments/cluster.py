@@ -104,8 +104,7 @@ def state_of_part(
         with threads.limited(worker.state.nthreads):
             for block in part if values is None else part.insert_values(values):
                 moments.update(block.X, block.labels, sample_weight=block.sample_weight)
-            with moments._locked():
-                pass  # acquiring the lock merges buffered rows
+            moments._flushed()
     except Exception as error:
         error.add_note(f"the error occurred while a worker accumulated {blocks}")
         raise

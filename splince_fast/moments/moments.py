@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -17,7 +17,7 @@ from splince_fast._kernels import blas
 from splince_fast._runtime import files
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.keywords import check_keywords
-from splince_fast._runtime.lock import Deferred, ReadersWriterLock, Reading
+from splince_fast._runtime.lock import Deferred, new_lock
 from splince_fast._runtime.rows import check_feature_names, name_columns
 from splince_fast._solve.options import Options, is_integer, is_number
 from splince_fast.exceptions import (
@@ -50,10 +50,6 @@ from splince_fast.moments.variable import Variable, check_ddof
 T = TypeVar("T")
 Float = NDArray[np.float64]
 
-_IN_USE = (
-    "these moments are in use by another thread; give each thread its own Moments and add them up "
-    "afterwards"
-)
 _KIND, _KIND_OF_FOLDS = "moments", "folds"
 _MOST_FOLDS = 1024
 
@@ -115,7 +111,7 @@ class Moments:
 
     *Missing labels.* A row without a label for one variable counts for x and for other variables.
 
-    *Threads.* One thread at a time may update an object; a second thread gets an error.
+    *Threads.* One thread at a time uses an object; a second thread waits.
     Different objects can be filled by different threads and then added.
 
     Examples
@@ -148,7 +144,7 @@ class Moments:
             block_rows, kinds, joint, subsample, random_state, sketch_size, by
         )  # fmt: skip
         self._accumulator = accumulator_of(parameters)
-        self._lock = ReadersWriterLock(_IN_USE)
+        self._lock = new_lock()
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -194,7 +190,7 @@ class Moments:
         {'a': 5, 'b': 2}
         """
         accumulator = self._accumulator
-        with Deferred(), self._lock:
+        with self._lock, Deferred():
             plain = sample_weight is None and mask is None and type(X) is np.ndarray
             if plain and X.shape[:1] == (1,) and accumulator.append_row(X, labels):
                 return self
@@ -336,16 +332,17 @@ class Moments:
         """Add the other moments to this object, in place."""
         self._check_compatible(other)
         part = other.copy() if other is self else other
-        with Deferred(), self._lock, part._locked() as theirs:
-            self._accumulator.merge_pending()
-            self._accumulator.add(theirs)
+        first, second = sorted((self._lock, part._lock), key=id)  # one order in all threads
+        with first, second, Deferred():
+            self._flushed().add(part._flushed())
         return self
 
     def __sub__(self, part: Moments) -> Moments:
         """Return the moments without the rows of `part`, all of which must have been added."""
         self._check_compatible(part)
-        with self._locked() as ours, part._locked() as theirs:
-            return self._wrap(ours.without(theirs))
+        first, second = sorted((self._lock, part._lock), key=id)
+        with first, second:
+            return self._wrap(self._flushed().without(part._flushed()))
 
     def __radd__(self, other: object) -> Moments:
         """Return a copy for ``0 + moments``, with which ``sum(parts)`` begins."""
@@ -372,25 +369,25 @@ class Moments:
         """Return new moments that own an accumulator, without a copy."""
         new = cls.__new__(cls)
         new._accumulator = accumulator
-        new._lock = ReadersWriterLock(_IN_USE)
+        new._lock = new_lock()
         return new
 
     @staticmethod
     def _sum_of(parts: Sequence[Moments]) -> Moments:
         """Return the sum of one or more moments, as a new object."""
         first, *others = parts
-        with first._locked() as accumulator:
-            total = accumulator.copy()
+        with first._lock:
+            total = first._flushed().copy()
         for part in others:
             first._check_compatible(part)
-            with part._locked() as accumulator:
-                total.add(accumulator)
+            with part._lock:
+                total.add(part._flushed())
         return first._wrap(total)
 
     def _merged_copy(self) -> Moments:
         """Return a copy with all buffered rows merged into the sums."""
-        with self._locked() as accumulator:
-            return self._wrap(accumulator.copy())
+        with self._lock:
+            return self._wrap(self._flushed().copy())
 
     def scaled(self, factor: float) -> Moments:
         """Return the moments of the same rows with every weight multiplied by a factor.
@@ -434,7 +431,7 @@ class Moments:
 
     def copy(self) -> Moments:
         """Return an independent copy, including buffered rows."""
-        with Reading(self._lock):
+        with self._lock:
             return self._wrap(self._accumulator.copy())
 
     # -- reading ---------------------------------------------------------------------------
@@ -460,7 +457,8 @@ class Moments:
     @property
     def weight(self) -> float:
         """Weight sum of the rows."""
-        with self._locked() as accumulator:
+        with self._lock:
+            accumulator = self._flushed()
             return 0.0 if accumulator.state is None else accumulator.state.weight
 
     @property
@@ -498,7 +496,8 @@ class Moments:
                 "d x d covariance; accumulate without sketch_size=, if the covariance fits in "
                 "memory. The variances are in moments.factored().variances"
             )
-        with self._locked() as accumulator:
+        with self._lock:
+            accumulator = self._flushed()
             if isinstance(accumulator, SampledAccumulator):
                 accumulator = accumulator.sample.rows
             state = accumulator.nonempty_state()
@@ -531,7 +530,8 @@ class Moments:
         NotEnoughDataError
             The weight sum of the labelled rows is not above `ddof`.
         """
-        with self._locked() as accumulator:
+        with self._lock:
+            accumulator = self._flushed()
             return accumulator.variable(name).cross_covariance(ddof, name)
 
     def classes(self, name: VariableName) -> tuple[ClassName, ...]:
@@ -547,7 +547,8 @@ class Moments:
         UnknownVariableError, LabelError
             There is no such variable, or it is continuous.
         """
-        with self._locked() as accumulator:
+        with self._lock:
+            accumulator = self._flushed()
             return tuple(accumulator.variable(name).class_names(name))
 
     def class_counts(self, name: VariableName) -> dict[ClassName, int]:
@@ -563,7 +564,8 @@ class Moments:
         UnknownVariableError, LabelError
             There is no such variable, or it is continuous.
         """
-        with self._locked() as accumulator:
+        with self._lock:
+            accumulator = self._flushed()
             variable = accumulator.variable(name)
             names = variable.class_names(name)
             return dict(zip(names, map(int, variable.tensors()["rows"]), strict=True))
@@ -592,7 +594,8 @@ class Moments:
         >>> bool(np.allclose(moments.by_class["a"].covariance(), np.cov(X[:50].T)))
         True
         """
-        with self._locked() as accumulator:
+        with self._lock:
+            accumulator = self._flushed()
             if not isinstance(accumulator, ClassAccumulator):
                 raise InputError(
                     "these moments have no scatter per class; accumulate them with "
@@ -613,22 +616,22 @@ class Moments:
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
-    def _locked(self) -> AbstractContextManager[Accumulator]:
-        """Return a context manager that holds a read lock and yields the accumulator."""
-        # Buffered rows are merged into the sums first. Any number of threads may hold the lock at
-        # the same time; meanwhile, updates raise an error. Ctrl-C is deferred to the end of the
-        # block.
-        return Reading(self._lock, self._accumulator)
+    def _flushed(self) -> Accumulator:
+        """Return the accumulator, with all buffered rows merged; the caller has the lock."""
+        if self._accumulator.has_pending:
+            with Deferred():
+                self._accumulator.merge_pending()
+        return self._accumulator
 
     def _state(self) -> State:
         """Return the state of x, after buffered rows are merged into the sums."""
-        with self._locked() as accumulator:
-            return accumulator.nonempty_state()
+        with self._lock:
+            return self._flushed().nonempty_state()
 
     def _variable(self, name: VariableName) -> Variable:
         """Return the sums of one variable, after buffered rows are merged into them."""
-        with self._locked() as accumulator:
-            return accumulator.variable(name)
+        with self._lock:
+            return self._flushed().variable(name)
 
     def factored(
         self, shrinkage: float | str | None = None, *, solver: str = "auto",
@@ -672,9 +675,11 @@ class Moments:
         with self._statistics() as snapshot:
             return Factored(snapshot, options)
 
-    def _statistics(self) -> AbstractContextManager[Snapshot]:
-        """Return a context manager that holds a read lock and yields the statistics for erasers."""
-        return Reading(self._lock, self._accumulator, snapshot_of)
+    @contextmanager
+    def _statistics(self) -> Iterator[Snapshot]:
+        """Hold the lock, and yield the statistics for erasers."""
+        with self._lock:
+            yield snapshot_of(self._flushed())
 
     def __repr__(self) -> str:
         if self.n_features is None:
@@ -720,7 +725,7 @@ class Moments:
         return cls._read(path)[0]
 
     def _write(self, path: str | os.PathLike[str], stream: dict[str, object] | None) -> None:
-        with Reading(self._lock):
+        with self._lock:
             tensors, metadata = to_tensors(self._accumulator)
             files.write(path, _KIND, FORMAT, tensors, {**metadata, "stream": stream})
 
@@ -739,7 +744,7 @@ class Moments:
         return self._read(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        with Reading(self._lock):
+        with self._lock:
             tensors, metadata = to_tensors(self._accumulator, packed=True)
             # Arrays are copied under the lock, since later updates change them. The packed scatter
             # is a copy already.
@@ -803,7 +808,7 @@ class Folds(Sequence[Moments]):
             raise InputError(f"groups is {groups!r}; it must be the name of a variable")
         check_keywords(parameters, Moments, where="Moments")
         validated = Parameters.of(**parameters)
-        self._folds = tuple(Moments._empty(validated) for _ in range(int(n_folds)))
+        self._folds = self._with_one_lock(Moments._empty(validated) for _ in range(int(n_folds)))
         self._merged: tuple[list[int], Moments] | None = None
         self._groups = groups
         self._position = 0
@@ -956,9 +961,7 @@ class Folds(Sequence[Moments]):
             variables = fold._accumulator.variables
             for name in encoded.keys() & variables.keys():
                 check_column(variables[name], encoded[name], name)
-        with Deferred(), ExitStack() as locks:
-            for fold in self._folds:
-                locks.enter_context(fold._lock)
+        with self._folds[0]._lock, Deferred():
             rows_of_fold = [np.flatnonzero(fold_of == i) for i in range(len(self._folds))]
             # Add one block to each fold in turn: the blocks of all folds come from the same part of
             # memory, because the rows of the folds alternate, and this part stays in the cache.
@@ -981,6 +984,14 @@ class Folds(Sequence[Moments]):
             self._position += batch.n_input_rows
             name_features(self, batch.feature_names)
         return self
+
+    @staticmethod
+    def _with_one_lock(folds: Iterable[Moments]) -> tuple[Moments, ...]:
+        """Return moments that share the lock of the first of them."""
+        first, *others = folds
+        for fold in others:
+            fold._lock = first._lock
+        return first, *others
 
     def _any_with_rows(self) -> Moments:
         """Return the first fold that has rows; if no fold has rows, the first fold."""
@@ -1005,8 +1016,8 @@ class Folds(Sequence[Moments]):
         """Give all folds the same classes in sorted order, whatever the sizes of the blocks."""
         classes: dict[VariableName, dict[tuple[object, ...], ClassName]] = {}
         for fold in self._folds:
-            with fold._locked() as accumulator:
-                for name, variable in accumulator.variables.items():
+            with fold._lock:
+                for name, variable in fold._flushed().variables.items():
                     if variable.kind == "classes":
                         found = {class_key(c): c for c in variable.class_names(name)}
                         classes.setdefault(name, {}).update(found)
@@ -1014,7 +1025,8 @@ class Folds(Sequence[Moments]):
         for name, by_key in classes.items():
             order = sorted(by_key.values(), key=sort_key)
             for fold in self._folds:
-                with fold._locked() as accumulator, Deferred():
+                with fold._lock, Deferred():
+                    accumulator = fold._flushed()
                     if accumulator.state is not None:
                         accumulator.sort_classes(name, order)
         return self
@@ -1028,7 +1040,7 @@ class Folds(Sequence[Moments]):
         tensors: files.Tensors = {}
         metadata: list[dict[str, Any]] = []
         for i, fold in enumerate(self._folds):
-            with Reading(fold._lock):
+            with fold._lock:
                 fold_tensors, described = to_tensors(fold._accumulator)
                 tensors |= {
                     f"fold.{i}.{key}": tensor.copy() for key, tensor in fold_tensors.items()
@@ -1047,7 +1059,7 @@ class Folds(Sequence[Moments]):
             if not isinstance(position, int) or not 0 <= position < 1 << 63:
                 raise FileFormatError(f"the position is {position!r}, not a number of rows")
             restored._position = position
-            restored._folds = tuple(
+            restored._folds = self._with_one_lock(
                 Moments._wrap(from_tensors(part_of(tensors, f"fold.{i}."), fold_metadata))
                 for i, fold_metadata in enumerate(described)
             )

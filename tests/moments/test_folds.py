@@ -127,14 +127,17 @@ def test_bad_rows_change_no_fold() -> None:
     assert [state_bytes(fold) for fold in folds] == before
 
 
-def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
+def test_an_update_of_folds_waits_for_a_thread_that_reads_one_of_them() -> None:
     X, labels = table()
     folds = Folds(2).update(X, labels)
-    with list(folds)[1]._locked(), ThreadPoolExecutor(1) as pool:
-        update = pool.submit(folds.update, X, labels)
-        with pytest.raises(sf.SplinceError, match="in use by another thread"):
-            update.result()
-    assert folds.n_rows == N
+    with ThreadPoolExecutor(1) as pool:
+        with folds[1]._lock:
+            update = pool.submit(folds.update, X, labels)
+            with pytest.raises(TimeoutError):
+                update.result(timeout=0.2)
+            assert folds.n_rows == N
+        update.result(timeout=60)
+    assert folds.n_rows == 2 * N
 
 
 def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,9 +51,9 @@ def gaussian(
 
 
 def sample_of(moments: sf.Moments) -> sampled.SampledRows:
-    with moments._locked() as held:
-        assert isinstance(held, SampledAccumulator)
-        return held.sample
+    held = moments._flushed()
+    assert isinstance(held, SampledAccumulator)
+    return held.sample
 
 
 def distortion(eraser: sf.Projection, covariance: Float) -> float:
@@ -529,10 +529,10 @@ def test_variances_and_tables_are_of_all_rows() -> None:
     weight = rng.random(n) + 0.5
     moments = sf.Moments(subsample=0.3).update(X, {"z": names, "t": t}, sample_weight=weight)
     known = sample_of(moments)
-    with moments._locked() as held:
-        variables = dict(held.variables)
-        assert held.state is not None
-        squares = held.state.second.diagonal().copy()
+    held = moments._flushed()
+    variables = dict(held.variables)
+    assert held.state is not None
+    squares = held.state.second.diagonal().copy()
     naive = np.average((X - np.average(X, axis=0, weights=weight)) ** 2, axis=0, weights=weight)
     np.testing.assert_allclose(squares / weight.sum(), naive, rtol=1e-6, atol=1e-20)
     assert squares[4] == 0.0
@@ -737,8 +737,7 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
     from splince_fast.moments.format import from_tensors, to_tensors
 
     X, labels = gaussian(500, 5, 1.0)
-    with sf.Moments(subsample=0.5).update(X, labels)._locked() as held:
-        tensors, metadata = to_tensors(held)
+    tensors, metadata = to_tensors(sf.Moments(subsample=0.5).update(X, labels)._flushed())
     from_tensors(tensors, metadata)  # control: nothing is wrong with them
     with pytest.raises(FileFormatError):
         from_tensors({**tensors, key: value}, metadata)
