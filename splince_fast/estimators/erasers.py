@@ -30,7 +30,6 @@ from splince_fast.labels.positions import check_index
 from splince_fast.methods import leace, splince
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.fold_rule import use_folds
 from splince_fast.moments.moments import name_features
 from splince_fast.moments.sampled import subsample_for
 from splince_fast.projection import Projection
@@ -95,10 +94,9 @@ class _Eraser(ErasingTransformer):
     ) -> Self:
         """Fit to all rows at once, and discard any earlier fit.
 
-        If there are at least 200 rows and memory allows
-        (:func:`splince_fast.moments.fold_rule.use_folds`), the rows are also split into two folds,
-        from which the report states the effect on held-out rows. With `subsample` or `sketch_size`
-        the report omits this effect, which would cost more than the fit.
+        The report describes the fitted rows; :func:`splince_fast.cross_report` describes the effect
+        on held-out rows. ``shrinkage="cv"`` splits the rows into two folds, on which the intensity
+        is chosen; the report then includes the effect on held-out rows.
 
         Parameters
         ----------
@@ -115,9 +113,8 @@ class _Eraser(ErasingTransformer):
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
         groups : array-like of shape (n_samples,), optional
-            Groups, as strings or integers; all rows of a group are in the same fold. By default
-            the fold of a row depends on a hash of its position. With `subsample`, `groups` is
-            valid only for ``shrinkage="cv"``; with `sketch_size`, `groups` is invalid.
+            For ``shrinkage="cv"``: groups, as strings or integers; all rows of a group are in the
+            same fold. By default the fold of a row depends on a hash of its position.
 
         Returns
         -------
@@ -138,17 +135,15 @@ class _Eraser(ErasingTransformer):
             rows, erased, kept = self._read(X, y, concept, sample_weight, min_rows=2)
             parameters = self._begin_fit(erased, kept)
             n, d = rows.shape
-            if groups is not None:  # without folds, nothing else checks the length of the groups
-                check_length(groups, n, "groups", "X")
-            exact = self.subsample == 1 and self.sketch_size is None
-            split = self._needs_folds or (exact and use_folds(n, d))
-            parameters["subsample"] = subsample_for(self.subsample, n, d, "X", 2 if split else 1)
+            labels = erased | kept
             moments: Moments | Folds
-            if split:
-                moments = _accumulate_folds(rows, erased | kept, sample_weight, groups, parameters)
+            parameters["subsample"] = subsample_for(
+                self.subsample, n, d, "X", 1 + self._needs_folds
+            )
+            if self._needs_folds:
+                moments = _folds_of(rows, labels, sample_weight, groups, parameters)
             else:
-                moments = Moments(**parameters)
-                moments.update(rows, erased | kept, sample_weight=sample_weight)
+                moments = Moments(**parameters).update(rows, labels, sample_weight=sample_weight)
             name_features(moments, self._column_names)
             if not moments.n_rows:
                 raise NotEnoughDataError(
@@ -636,19 +631,19 @@ class MeanProjection(SAL):
     _concept_kind = "classes"
 
 
-def _accumulate_folds(
+def _folds_of(
     rows: NDArray[np.generic],
     labels: dict[str, Any],
     sample_weight: ArrayLike | None,
     groups: ArrayLike | None,
     parameters: dict[str, Any],
 ) -> Folds:
-    """Split rows into two folds, by `groups` or a hash of the row position; return the moments."""
+    """Return the moments of two folds, split by `groups` or by a hash of the row position."""
     name = None
     if groups is not None:
+        check_length(groups, len(rows), "groups", "X")
         name = "groups"
         while name in labels:  # the groups need a name that no variable has
             name += "_"
         labels = labels | {name: groups}
-    folds = Folds(2, groups=name, **parameters)
-    return folds._update(rows, labels, sample_weight, merge_all=True)
+    return Folds(2, groups=name, **parameters).update(rows, labels, sample_weight=sample_weight)
