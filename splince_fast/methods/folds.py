@@ -195,7 +195,10 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
         )
     parts = list(folds)
     with ExitStack() as locks:
-        tests = [locks.enter_context(part._statistics()) for part in parts]
+        statistics = {}
+        for part in sorted(parts, key=lambda part: id(part._lock)):  # one order in all threads
+            statistics[id(part)] = locks.enter_context(part._statistics())
+        tests = [statistics[id(part)] for part in parts]
         # Sums of the other folds avoid the cancellation of total - part.
         others = [Moments._sum_of(parts[:i] + parts[i + 1 :]) for i in range(len(parts))]
         pairs = [

@@ -95,7 +95,6 @@ class ClassAccumulator(Accumulator):
         in_order: bool = False,
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
-        merge_all: bool = False,
     ) -> None:
         """Add rows to the parts of their classes, with the parameters of `Accumulator.update`."""
         if not checked:
@@ -126,7 +125,6 @@ class ClassAccumulator(Accumulator):
                 in_order=in_order,
                 checked=True,
                 index=np.ascontiguousarray(numbers[rows_of_class]),
-                merge_all=merge_all,
             )
 
     def _rows_by_class(
@@ -170,10 +168,6 @@ class ClassAccumulator(Accumulator):
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Return False: there is no fast path, and the caller must call `update`."""
         return False
-
-    def n_to_full_block(self, rows: Rows) -> int:
-        """Return the number of rows of a full block; buffered rows do not count."""
-        return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     # -- algebra ---------------------------------------------------------------------------
 

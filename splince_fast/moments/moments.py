@@ -936,21 +936,14 @@ class Folds(Sequence[Moments]):
         InputError, NonFiniteError, LabelError
             The input is invalid; the folds are unchanged.
         """
-        return self._update(X, labels, sample_weight)
-
-    def _update(
-        self, X: object, labels: object, sample_weight: object, *, merge_all: bool = False
-    ) -> Folds:
-        """Split rows into folds, and add them; with `merge_all`, no rows remain buffered."""
         # Validate all rows before any fold changes.
         batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
-        n = batch.n
         try:
             batch.rows.check()
         except NonFiniteError as error:
             name_columns(error, batch.feature_names)
             raise
-        fold_of = self._fold_of_rows(batch, n)
+        fold_of = self._fold_of_rows(batch, batch.n)
         encoded = {name: v for name, v in batch.encoded.items() if name != self._groups}
         for fold in self._folds:
             variables = fold._accumulator.variables
@@ -959,25 +952,16 @@ class Folds(Sequence[Moments]):
         with Deferred(), ExitStack() as locks:
             for fold in self._folds:
                 locks.enter_context(fold._lock)
-            rows_of_fold = [np.flatnonzero(fold_of == i) for i in range(len(self._folds))]
-            # Add one block to each fold in turn: the blocks of all folds come from the same part of
-            # memory, because the rows of the folds alternate, and this part stays in the cache.
-            n_added = [0] * len(self._folds)
-            while any(n < len(rows) for n, rows in zip(n_added, rows_of_fold, strict=True)):
-                for i, fold in enumerate(self._folds):
-                    n_to_full_block = fold._accumulator.n_to_full_block(batch.rows)
-                    index = rows_of_fold[i][n_added[i] : n_added[i] + n_to_full_block]
-                    if len(index):
-                        fold._accumulator.update(
-                            batch.rows,
-                            None if batch.weight is None else batch.weight[index],
-                            {name: take_labels(column, index) for name, column in encoded.items()},
-                            in_order=True,
-                            checked=True,
-                            index=index,
-                            merge_all=merge_all,
-                        )
-                    n_added[i] += len(index)
+            for i, fold in enumerate(self._folds):
+                if len(index := np.flatnonzero(fold_of == i)):
+                    fold._accumulator.update(
+                        batch.rows,
+                        None if batch.weight is None else batch.weight[index],
+                        {name: take_labels(column, index) for name, column in encoded.items()},
+                        in_order=True,
+                        checked=True,
+                        index=index,
+                    )
             self._position += batch.n_input_rows
             name_features(self, batch.feature_names)
         return self
