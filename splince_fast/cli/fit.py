@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> None:
     data: Any
     if args.shrinkage == "cv":
         data = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
-        moments = data._total()
+        moments = data.total
     else:
         data = moments = Moments.from_blocks(source, **stream, **parameters)
     if args.save_moments is not None:

@@ -160,7 +160,7 @@ class _Eraser(ErasingTransformer):
                 refine = {"refine": source, "passes": self.passes}
             self._projection = self._compute_eraser(moments, self.erased_, self.kept_, **refine)
             if isinstance(moments, Folds):
-                moments = moments._total()
+                moments = moments.total
             self.moments_ = moments
         return self
 

@@ -176,7 +176,7 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
     # `isinstance(moments, Folds)` is slow, because `Folds` is an abstract Sequence.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return call.fit(moments)
-    total = moments._total()
+    total = moments.total
     try:
         return report_on(call, moments, total).eraser
     except SplinceError as error:

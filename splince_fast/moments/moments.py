@@ -781,8 +781,7 @@ class Folds(Sequence[Moments]):
     -----
     Every method accepts folds in place of moments: the eraser is fitted to all rows, the report
     includes the effect on held-out rows (:func:`splince_fast.cross_report`), and
-    ``shrinkage="cv"`` is available. The first eraser adds the folds; later erasers use the same
-    sum, until rows are added.
+    ``shrinkage="cv"`` is available.
 
     Examples
     --------
@@ -804,7 +803,6 @@ class Folds(Sequence[Moments]):
         check_keywords(parameters, Moments, where="Moments")
         validated = Parameters.of(**parameters)
         self._folds = tuple(Moments._empty(validated) for _ in range(int(n_folds)))
-        self._merged: tuple[list[int], Moments] | None = None
         self._groups = groups
         self._position = 0
 
@@ -832,13 +830,6 @@ class Folds(Sequence[Moments]):
     def total(self) -> Moments:
         """Moments of all rows, as a new object."""
         return Moments._sum_of(self._folds)
-
-    def _total(self) -> Moments:
-        """Return the moments of all rows, cached: callers must not change them."""
-        n_rows = [fold._accumulator.n_rows for fold in self._folds]
-        if self._merged is None or self._merged[0] != n_rows:
-            self._merged = n_rows, self.total
-        return self._merged[1]
 
     @property
     def n_rows(self) -> int:
@@ -994,7 +985,6 @@ class Folds(Sequence[Moments]):
                     if variable.kind == "classes":
                         found = {class_key(c): c for c in variable.class_names(name)}
                         classes.setdefault(name, {}).update(found)
-        self._merged = None
         for name, by_key in classes.items():
             order = sorted(by_key.values(), key=sort_key)
             for fold in self._folds:
