@@ -948,7 +948,7 @@ class Folds(Sequence[Moments]):
                     fold._accumulator.update(
                         batch.rows,
                         None if batch.weight is None else batch.weight[index],
-                        {name: take_labels(column, index) for name, column in encoded.items()},
+                        take_labels(encoded, index),
                         in_order=True,
                         checked=True,
                         index=index,
