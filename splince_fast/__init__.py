@@ -42,11 +42,10 @@ if TYPE_CHECKING:
     from splince_fast.eraser import Eraser, load_eraser
     from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
-    from splince_fast.methods.cross import CrossReport, cross_report
-    from splince_fast.methods.folds import FoldReport
+    from splince_fast.methods.folds import CrossReport, FoldReport
     from splince_fast.methods.oracle import oracle
     from splince_fast.methods.quadratic import quadratic
-    from splince_fast.methods.quick import erase
+    from splince_fast.methods.quick import cross_report, erase
     from splince_fast.methods.repair import repair
     from splince_fast.moments import Folds, Moments
     from splince_fast.moments.snapshot import Factored
@@ -140,8 +139,8 @@ if not TYPE_CHECKING:
             "Factored": "moments.snapshot",
             "Folds": "moments",
             "concept_strength": "strength",
-            "cross_report": "methods.cross",
-            "CrossReport": "methods.cross",
+            "cross_report": "methods.quick",
+            "CrossReport": "methods.folds",
             "FoldReport": "methods.folds",
             "ConceptStrength": "strength",
             "show_config": "config",

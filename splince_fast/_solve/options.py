@@ -218,10 +218,10 @@ def check_moment_options(
             f"passes is {passes} and shrinkage {shrinkage}, but extra passes do not shrink the "
             "covariance; leave one of them out"
         )
-    if groups is not None and shrinkage != "cv" and (sketch_size is not None or subsample != 1):
+    if groups is not None and shrinkage != "cv":
         raise InputError(
-            "groups assigns rows to folds, and a fit with subsample or sketch_size has no folds; "
-            "leave groups out, or choose shrinkage 'cv' with subsample"
+            "groups assigns rows to the folds on which shrinkage 'cv' is chosen; leave groups out, "
+            "or choose shrinkage 'cv'"
         )
 
 

@@ -64,10 +64,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     for option in MOMENT_OPTIONS.values():
         _add_flag(add, option)
     add("--groups", metavar="NAME",
-        help="variable, such as a document or a person; rows of the same value stay in one of the "
-        "two folds, which give the results on held-out rows. By default a hash of the position of "
-        "a row chooses its fold. With --subsample or --sketch-size there are no folds, except for "
-        "--shrinkage cv")  # fmt: skip
+        help="for --shrinkage cv: variable, such as a document or a person; rows of the same value "
+        "stay in one of the two folds on which the intensity is chosen. By default a hash of the "
+        "position of a row chooses its fold")  # fmt: skip
     add("--checkpoint", metavar="FILE",
         help="file for the state of the pass, written at intervals; the same command resumes from "
         "it, and deletes it when the eraser is written")  # fmt: skip
@@ -134,35 +133,22 @@ def run(args: argparse.Namespace) -> None:
     source.files += tuple(label_files.paths_of(args.labels))
     parameters = {"kinds": kinds, **moment_options}
     stream = {"checkpoint": args.checkpoint}
-    folds = None
-    exact_moments = moment_options.get("subsample", 1) == 1 and "sketch_size" not in moment_options
-    if args.shrinkage == "cv" or (
-        exact_moments and _use_folds(args, source.n_rows, source.n_features)
-    ):
-        folds = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
-        moments = folds._total()
+    data: Any
+    if args.shrinkage == "cv":
+        data = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
+        moments = data.total
     else:
-        moments = Moments.from_blocks(source, **stream, **parameters)
+        data = moments = Moments.from_blocks(source, **stream, **parameters)
     if args.save_moments is not None:
         moments.save(args.save_moments)
         print(f"moments: {args.save_moments}")
     refine = {"refine": source, "passes": passes} if passes else {}
-    data = moments if folds is None else folds
     eraser = method.function(data, erase=args.erase, **options, **refine)
     eraser.save(args.output)
     if args.checkpoint is not None:
         Path(args.checkpoint).unlink(missing_ok=True)
     print_summary(eraser.report)
     print(f"eraser: {args.output} (its report: splince-fast inspect {args.output})")
-
-
-def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
-    """Return whether the fit splits the rows into folds, as the fit of an existing checkpoint."""
-    from splince_fast._runtime.files import kind_of
-    from splince_fast.moments.fold_rule import use_folds
-
-    kind = None if args.checkpoint is None else kind_of(args.checkpoint)
-    return use_folds(n_rows, n_features) if kind is None else kind == "folds"
 
 
 def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:

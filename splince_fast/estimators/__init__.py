@@ -1,6 +1,5 @@
-"""scikit-learn estimators: SPLINCE, LEACE, SAL, mean projection, o-SPLINCE, and the identity."""
+"""scikit-learn estimators: SPLINCE, LEACE, SAL, mean projection, and the identity."""
 
-from splince_fast.estimators.erasers import LEACE, SAL, SPLINCE, MeanProjection
-from splince_fast.estimators.identity import Identity
+from splince_fast.estimators.erasers import LEACE, SAL, SPLINCE, Identity, MeanProjection
 
 __all__ = ["LEACE", "SAL", "SPLINCE", "Identity", "MeanProjection"]

@@ -34,8 +34,8 @@ class _InputTypeError(InputError, TypeError):
     """Rows that scikit-learn rejects with a TypeError: sparse, or objects that are not numbers."""
 
 
-class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base of estimators that validate rows once and stay unchanged if a fit raises an error."""
+class CheckedEstimator(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of transformers that validate rows once and stay unchanged if a fit raises an error."""
 
     n_features_in_: int
     feature_names_in_: NDArray[Any]
@@ -92,6 +92,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = self._accepts_sparse
+        tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
         return tags
 
     def _refuse_missing_y(self, reason: str) -> NoReturn:
@@ -102,7 +103,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         )
 
 
-class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimator):  # type: ignore[misc]
+class ErasingTransformer(CheckedEstimator):
     """Base of transformers that fit a :class:`Projection` to rows and a concept."""
 
     concept_from: str | None
@@ -203,7 +204,6 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
         tags.target_tags.required = self._needs_task or self.concept_from == "y"
         return tags
 

@@ -16,10 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from splince_fast._runtime.keywords import check_names, described_type
-from splince_fast._runtime.rows import as_weights
+from splince_fast._runtime.rows import as_weights, check_values, is_sparse
+from splince_fast._runtime.sparse import SparseRows
 from splince_fast._solve.options import Options, check_moment_options
 from splince_fast._solve.selection import Selection
-from splince_fast.estimators.base import ErasingTransformer, columns_by_name
+from splince_fast.estimators.base import CheckedEstimator, ErasingTransformer, columns_by_name
 from splince_fast.exceptions import (
     InputError,
     LabelError,
@@ -27,10 +28,8 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
-from splince_fast.methods import leace, splince
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.fold_rule import use_folds
 from splince_fast.moments.moments import name_features
 from splince_fast.moments.sampled import subsample_for
 from splince_fast.projection import Projection
@@ -38,7 +37,7 @@ from splince_fast.report import Report
 from splince_fast.sources import from_arrays
 from splince_fast.sources._arrays import check_length
 
-__all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection"]
+__all__ = ["LEACE", "SAL", "SPLINCE", "Identity", "MeanProjection"]
 
 Data: TypeAlias = Moments | Folds
 Keep: TypeAlias = Selection | ArrayLike | None
@@ -68,11 +67,14 @@ class _Eraser(ErasingTransformer):
 
     def _compute_eraser(self, moments: Data, erase: Selection, keep: Keep, **refine: object) -> Any:
         """Compute the eraser; ``**refine`` are the arguments `refine` and `passes`, or none."""
-        return METHODS[self._method].function(moments, erase=erase, **self._options(), **refine)
+        # Without a task, SPLINCE is LEACE, which has fewer options.
+        method = "leace" if self._keeps_task and keep is None else self._method
+        arguments = self._options(method) | ({} if keep is None else {"keep": keep}) | refine
+        return METHODS[method].function(moments, erase=erase, **arguments)
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self, method: str) -> dict[str, Any]:
         """Return the parameters of the estimator that are options of the method."""
-        names = METHODS[self._method].options
+        names = METHODS[method].options
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     @property
@@ -95,10 +97,9 @@ class _Eraser(ErasingTransformer):
     ) -> Self:
         """Fit to all rows at once, and discard any earlier fit.
 
-        If there are at least 200 rows and memory allows
-        (:func:`splince_fast.moments.fold_rule.use_folds`), the rows are also split into two folds,
-        from which the report states the effect on held-out rows. With `subsample` or `sketch_size`
-        the report omits this effect, which would cost more than the fit.
+        The report describes the fitted rows; :func:`splince_fast.cross_report` describes the effect
+        on held-out rows. ``shrinkage="cv"`` splits the rows into two folds, on which the intensity
+        is chosen; the report then includes the effect on held-out rows.
 
         Parameters
         ----------
@@ -115,9 +116,8 @@ class _Eraser(ErasingTransformer):
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
         groups : array-like of shape (n_samples,), optional
-            Groups, as strings or integers; all rows of a group are in the same fold. By default
-            the fold of a row depends on a hash of its position. With `subsample`, `groups` is
-            valid only for ``shrinkage="cv"``; with `sketch_size`, `groups` is invalid.
+            For ``shrinkage="cv"``: groups, as strings or integers; all rows of a group are in the
+            same fold. By default the fold of a row depends on a hash of its position.
 
         Returns
         -------
@@ -138,17 +138,15 @@ class _Eraser(ErasingTransformer):
             rows, erased, kept = self._read(X, y, concept, sample_weight, min_rows=2)
             parameters = self._begin_fit(erased, kept)
             n, d = rows.shape
-            if groups is not None:  # without folds, nothing else checks the length of the groups
-                check_length(groups, n, "groups", "X")
-            exact = self.subsample == 1 and self.sketch_size is None
-            split = self._needs_folds or (exact and use_folds(n, d))
-            parameters["subsample"] = subsample_for(self.subsample, n, d, "X", 2 if split else 1)
+            labels = erased | kept
             moments: Moments | Folds
-            if split:
-                moments = _accumulate_folds(rows, erased | kept, sample_weight, groups, parameters)
+            parameters["subsample"] = subsample_for(
+                self.subsample, n, d, "X", 1 + self._needs_folds
+            )
+            if self._needs_folds:
+                moments = _folds_of(rows, labels, sample_weight, groups, parameters)
             else:
-                moments = Moments(**parameters)
-                moments.update(rows, erased | kept, sample_weight=sample_weight)
+                moments = Moments(**parameters).update(rows, labels, sample_weight=sample_weight)
             name_features(moments, self._column_names)
             if not moments.n_rows:
                 raise NotEnoughDataError(
@@ -162,7 +160,7 @@ class _Eraser(ErasingTransformer):
                 refine = {"refine": source, "passes": self.passes}
             self._projection = self._compute_eraser(moments, self.erased_, self.kept_, **refine)
             if isinstance(moments, Folds):
-                moments = moments._total()
+                moments = moments.total
             self.moments_ = moments
         return self
 
@@ -266,7 +264,7 @@ class _Eraser(ErasingTransformer):
 
     def _check_parameters(self, groups: ArrayLike | None = None) -> None:
         """Raise InputError for invalid parameters, before any row is read."""
-        options = self._options()
+        options = self._options(self._method)
         Options(**options)
         check_moment_options(
             self.subsample, self.sketch_size, self.passes, options.get("shrinkage"),
@@ -488,16 +486,6 @@ class SPLINCE(_Eraser):
     kinds: Mapping[str, str] | None = None
     concept_from: str | None = None
 
-    def _compute_eraser(
-        self, moments: Data, erase: Selection, keep: Keep, **refine: Any
-    ) -> Projection:
-        options = self._options()
-        if keep is not None:
-            return splince(moments, erase=erase, keep=keep, **options, **refine)
-        # Without a task, SPLINCE is LEACE, which has fewer options.
-        options = {name: options[name] for name in METHODS["leace"].options}
-        return leace(moments, erase=erase, **options, **refine)
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LEACE(_Eraser):
@@ -636,19 +624,111 @@ class MeanProjection(SAL):
     _concept_kind = "classes"
 
 
-def _accumulate_folds(
+class Identity(CheckedEstimator):
+    """Return rows unchanged: the baseline in a search over erasers.
+
+    scikit-learn's ``"passthrough"`` cannot replace it, because it accepts no `concept`.
+
+    Attributes
+    ----------
+    n_features_in_ : int
+        Number of features.
+    feature_names_in_ : ndarray of str, shape (n_features_in_,)
+        Names of the features, if X was a frame.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import Identity
+    >>> rng = np.random.default_rng(0)
+    >>> z, X = rng.integers(0, 2, size=60), rng.normal(size=(60, 3))
+    >>> bool((Identity().fit(X, concept=z).transform(X) == X).all())
+    True
+    """
+
+    # As in the erasers: a search then passes `concept` to erasers and Identity alike.
+    __metadata_request__fit: ClassVar = {"concept": True}
+
+    @property
+    def _accepts_sparse(self) -> bool:
+        return True
+
+    def fit(
+        self,
+        X: object,
+        y: object = None,
+        *,
+        concept: object = None,
+        sample_weight: ArrayLike | None = None,
+        groups: object = None,
+    ) -> Self:
+        """Check the rows and weights, and store the features.
+
+        Parameters
+        ----------
+        X : array-like, frame or sparse matrix of shape (n_samples, n_features)
+            Rows.
+        y, concept : object, optional
+            Ignored; accepted because the erasers take these arguments.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative frequencies.
+        groups : object, optional
+            Ignored.
+
+        Returns
+        -------
+        object
+            The estimator itself; unchanged after an error.
+        """
+        with self._restored_on_error():
+            rows = self._checked(X, reset=True, min_rows=1)
+            weight = as_weights(sample_weight, rows.shape[0])
+            if weight is not None and not weight.any():
+                raise NotEnoughDataError(
+                    "every sample_weight is zero, so no row is left to fit to; give some rows a "
+                    "positive weight"
+                )
+        return self
+
+    def transform(self, X: object) -> Any:
+        """Return a copy of the rows.
+
+        Parameters
+        ----------
+        X : array-like, frame or sparse matrix of shape (n_samples, n_features)
+            Rows with the features of the fit.
+
+        Returns
+        -------
+        ndarray or sparse matrix of shape (n_samples, n_features)
+            The same rows.
+        """
+        check_is_fitted(self, "n_features_in_")
+        with self._restored_on_error():
+            return self._checked(X, reset=False, min_rows=0).copy()
+
+    def _checked(self, X: object, *, reset: bool, min_rows: int) -> Any:
+        rows = self._rows(X, reset=reset, min_rows=min_rows)
+        if is_sparse(rows):
+            SparseRows.of(rows).check()
+        else:
+            check_values(rows)
+        return rows
+
+
+def _folds_of(
     rows: NDArray[np.generic],
     labels: dict[str, Any],
     sample_weight: ArrayLike | None,
     groups: ArrayLike | None,
     parameters: dict[str, Any],
 ) -> Folds:
-    """Split rows into two folds, by `groups` or a hash of the row position; return the moments."""
+    """Return the moments of two folds, split by `groups` or by a hash of the row position."""
     name = None
     if groups is not None:
+        check_length(groups, len(rows), "groups", "X")
         name = "groups"
         while name in labels:  # the groups need a name that no variable has
             name += "_"
         labels = labels | {name: groups}
-    folds = Folds(2, groups=name, **parameters)
-    return folds._update(rows, labels, sample_weight, merge_all=True)
+    return Folds(2, groups=name, **parameters).update(rows, labels, sample_weight=sample_weight)

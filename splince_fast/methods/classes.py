@@ -43,11 +43,11 @@ def read_classes(moments: object, name: str, method: str) -> dict[ClassName, Mom
     LabelError for a continuous variable, and ConstantVariableError for fewer than two classes.
     """
     if isinstance(moments, Folds):
-        moments = moments._total()
+        moments = moments.total
     if isinstance(moments, Mapping):
         parts = {c.item() if isinstance(c, np.generic) else c: m for c, m in moments.items()}
         names_to_json(parts)  # raises LabelError if a key cannot name a class
-        parts = {c: m._total() if isinstance(m, Folds) else m for c, m in parts.items()}
+        parts = {c: m.total if isinstance(m, Folds) else m for c, m in parts.items()}
         if not all(isinstance(part, Moments) for part in parts.values()):
             raise InputError("a mapping must hold the Moments of each class")
     elif isinstance(moments, Moments):

@@ -134,7 +134,7 @@ def oracle(
     OPTIONS["strength"].check(strength)
     if missing not in ("splince", "raise"):
         raise InputError(f"missing is {missing!r}; it must be 'splince' or 'raise'")
-    total = moments._total() if isinstance(moments, Folds) else moments
+    total = moments.total if isinstance(moments, Folds) else moments
     erased = names_of(erase, "erase")
     kept = [] if keep is None else names_of(keep, "keep")
     for name in erased:

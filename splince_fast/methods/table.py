@@ -58,7 +58,7 @@ class Method:
 
 def none(moments: Moments | Factored | Folds, *, erase: Selection) -> Projection:
     """Return the identity map, which erases nothing, as a baseline of comparisons."""
-    with statistics(moments._total() if isinstance(moments, Folds) else moments) as stats:
+    with statistics(moments.total if isinstance(moments, Folds) else moments) as stats:
         empty = np.zeros((len(stats.mean), 0))
         return Projection(empty, empty, stats.mean, method="none")
 

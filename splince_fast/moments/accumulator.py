@@ -157,13 +157,11 @@ class Accumulator:
         in_order: bool = False,
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
-        merge_all: bool = False,
     ) -> None:
         """Add rows with valid labels: reduce full blocks directly, and buffer the other rows."""
         # The buffered rows come before the new rows if `in_order`; `checked` rows are not validated
         # again; `index` are the positions of the rows to add, (n,), with one entry of `weight` and
-        # of `encoded` each; with `merge_all` the buffer is empty afterwards. An error changes
-        # nothing.
+        # of `encoded` each. An error changes nothing.
         in_order = in_order or self.always_in_order
         n, width = rows.array.shape
         if index is not None:
@@ -178,9 +176,9 @@ class Accumulator:
         batch = self._prepare(LabelledRows(rows.array, weight, {}, index), encoded)
         start = 0
         while start < n:
-            fills = merge_all or n - start >= capacity
-            if rows.direct and fills and not (in_order and self.has_buffered):
-                stop = min(n, start + capacity)
+            full = n - start >= capacity
+            if rows.direct and full and not (in_order and self.has_buffered):
+                stop = start + capacity
                 block = batch.block if stop - start == n else batch.block.slice(start, stop)
                 self._merge(batch, block)
                 start = stop
@@ -197,8 +195,6 @@ class Accumulator:
                     raise
             start = stop
         batch.state.row_eps = max(batch.state.row_eps, rows.eps)
-        if merge_all:
-            self.flush()
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Append a row X, (1, d), to a buffer that is not empty: the fast path of `update`."""
@@ -222,12 +218,6 @@ class Accumulator:
         if appended and self.state is not None and X.dtype != buffer.rows.dtype:
             self.state.row_eps = max(self.state.row_eps, eps_of(X.dtype))
         return appended
-
-    def n_to_full_block(self, rows: Rows) -> int:
-        """Return how many rows complete the buffered block, or fill a block if none is buffered."""
-        if self.buffer is not None and self.buffer.filled:
-            return self.buffer.n_free
-        return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
         """Return a batch of rows with encoded labels, without a change of any sum."""

@@ -15,7 +15,6 @@ from splince_fast.labels.names import listed
 from splince_fast.moments.accumulator import Accumulator, check_column
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.variable import Variable
 
 Float: TypeAlias = NDArray[np.float64]
 
@@ -30,23 +29,14 @@ class ClassAccumulator(Accumulator):
     # `merge_pending` computes the total in the order of the class names, for reproducible results.
 
     def __init__(self, parameters: Parameters) -> None:
-        self.parts: dict[ClassName | None, Accumulator] = {}
-        self._total_variables: dict[VariableName, Variable] = {}
-        self._total_is_current = True
         super().__init__(parameters)
+        self.parts: dict[ClassName | None, Accumulator] = {}
 
-    @property
-    def variables(self) -> dict[VariableName, Variable]:
-        """Variables of the total."""
-        # While rows are pending, each variable is that of one part: its kind is right, but its
-        # classes and sums may be incomplete.
-        if not self.has_pending:
-            return self._total_variables
-        return {name: v for part in self.parts.values() for name, v in part.variables.items()}
-
-    @variables.setter
-    def variables(self, variables: dict[VariableName, Variable]) -> None:
-        self._total_variables = variables
+    def _set_parts(self, parts: dict[ClassName | None, Accumulator]) -> None:
+        """Replace the parts; until they are merged, a variable of the total is that of one part."""
+        # Its kind is right, but its classes and sums may be incomplete.
+        self.parts = parts
+        self.variables = {name: v for part in parts.values() for name, v in part.variables.items()}
 
     def descriptions(self) -> dict[VariableName, str]:
         texts = super().descriptions()
@@ -68,7 +58,8 @@ class ClassAccumulator(Accumulator):
     @property
     def has_pending(self) -> bool:
         """Whether rows are buffered, or the total does not contain all rows of the parts."""
-        return not self._total_is_current or any(part.has_pending for part in self.parts.values())
+        n_merged = 0 if self.state is None else self.state.n_rows
+        return n_merged != self.n_rows or any(part.has_pending for part in self.parts.values())
 
     @property
     def nbytes(self) -> int:
@@ -82,9 +73,8 @@ class ClassAccumulator(Accumulator):
         total = Accumulator(self.parameters)
         for name in _sorted(self.parts):
             total.add(self.parts[name])
-        self.state, self._total_variables = total.state, total.variables
+        self.state, self.variables = total.state, total.variables
         self.label_products = total.label_products
-        self._total_is_current = True
 
     def update(
         self,
@@ -95,14 +85,13 @@ class ClassAccumulator(Accumulator):
         in_order: bool = False,
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
-        merge_all: bool = False,
     ) -> None:
         """Add rows to the parts of their classes, with the parameters of `Accumulator.update`."""
         if not checked:
             rows.check()
         n = len(rows.array) if index is None else len(index)
         numbers = np.arange(n) if index is None else index
-        rows_by_class = {k: v for k, v in self._rows_by_class(encoded, n).items() if len(v)}
+        rows_by_class = self._rows_by_class(encoded, n)
         parts = self.parts | {k: self._empty_part() for k in rows_by_class if k not in self.parts}
         if len(parts) > MOST_CLASSES + (None in parts):
             raise InputError(
@@ -113,21 +102,16 @@ class ClassAccumulator(Accumulator):
             for part in self.parts.values():
                 if key in part.variables:
                     check_column(part.variables[key], column, key)
-        self._total_is_current = False
-        self.parts = parts
-        for name, rows_of_class in rows_by_class.items():
+        for name, chosen in rows_by_class.items():
             parts[name].update(
                 rows,
-                None if weight is None else weight[rows_of_class],
-                {
-                    key: _without_empty_classes(take_labels(column, rows_of_class))
-                    for key, column in encoded.items()
-                },
+                None if weight is None else weight[chosen],
+                {k: _without_empty_classes(v) for k, v in take_labels(encoded, chosen).items()},
                 in_order=in_order,
                 checked=True,
-                index=np.ascontiguousarray(numbers[rows_of_class]),
-                merge_all=merge_all,
+                index=np.ascontiguousarray(numbers[chosen]),
             )
+        self._set_parts(parts)
 
     def _rows_by_class(
         self, encoded: Mapping[VariableName, Encoded], n: int
@@ -142,7 +126,7 @@ class ClassAccumulator(Accumulator):
                 f"{by!r}, with None for rows without one"
             )
         if column is None:
-            return {None: np.arange(n)}
+            return {None: np.arange(n)} if n else {}
         if not isinstance(column, ClassCodes):
             raise LabelError(
                 f"by={by!r} names a continuous variable; pass its values as strings or integers, "
@@ -165,15 +149,11 @@ class ClassAccumulator(Accumulator):
     def add_part(self, name: ClassName | None, part: Accumulator) -> None:
         """Add an accumulator that holds the rows of a new class."""
         part._work = self._work
-        self.parts[name], self._total_is_current = part, False
+        self._set_parts(self.parts | {name: part})
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Return False: there is no fast path, and the caller must call `update`."""
         return False
-
-    def n_to_full_block(self, rows: Rows) -> int:
-        """Return the number of rows of a full block; buffered rows do not count."""
-        return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -186,7 +166,7 @@ class ClassAccumulator(Accumulator):
             part = parts[name].copy() if name in parts else self._empty_part()
             part.add(theirs[name])
             parts[name] = part
-        self.parts, self._total_is_current = parts, False
+        self.parts = parts
         self.feature_names = self.feature_names or other.feature_names
         self.merge_pending()
 
@@ -210,31 +190,36 @@ class ClassAccumulator(Accumulator):
 
     def copy(self) -> ClassAccumulator:
         other = ClassAccumulator(self.parameters)
-        other.parts = {name: part.copy() for name, part in self.parts.items()}
-        for part in other.parts.values():
-            part._work = other._work
-        other._total_is_current, other.feature_names = False, self.feature_names
+        for name, part in self.parts.items():
+            other.add_part(name, part.copy())
+        other.feature_names = self.feature_names
         return other
 
     def scale(self, factor: float) -> None:
         """Multiply every weight by a factor. All buffers must be empty."""
         for part in self.parts.values():
             part.scale(factor)
-        self._total_is_current = False
+        self.state = None  # the total is computed again
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
         """Reorder the classes of a variable as in `order`, in every part."""
         for part in self.parts.values():
             part.sort_classes(name, order)
-        self._total_is_current = False
+        self.state = None
 
 
-def take_labels(column: Encoded, index: NDArray[np.intp]) -> Encoded:
-    """Return the rows `index` of an encoded column; the list of its classes does not change."""
-    if isinstance(column, ClassCodes):
-        return ClassCodes(column.classes, column.codes[index])
-    present = None if column.present is None else column.present[index]
-    return Columns(column.columns, column.values[index], present)
+def take_labels(
+    encoded: Mapping[VariableName, Encoded], index: NDArray[np.intp]
+) -> dict[VariableName, Encoded]:
+    """Return the rows `index` of encoded columns; the lists of their classes do not change."""
+    rows: dict[VariableName, Encoded] = {}
+    for name, column in encoded.items():
+        if isinstance(column, ClassCodes):
+            rows[name] = ClassCodes(column.classes, column.codes[index])
+        else:
+            present = None if column.present is None else column.present[index]
+            rows[name] = Columns(column.columns, column.values[index], present)
+    return rows
 
 
 def _without_empty_classes(column: Encoded) -> Encoded:

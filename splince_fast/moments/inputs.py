@@ -45,8 +45,7 @@ def read_update(
     X: object, labels: object, sample_weight: object, mask: object, accumulator: Accumulator
 ) -> Update:
     """Return the validated arguments of `Moments.update`."""
-    state, parameters = accumulator.state, accumulator.parameters
-    width = None if state is None else len(state.reference)
+    width, parameters = accumulator.width, accumulator.parameters
     if mask is not None or len(getattr(X, "shape", ())) > 2:
         X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
     if parameters.sketch_size is not None and is_sparse(X):

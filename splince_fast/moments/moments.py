@@ -786,8 +786,7 @@ class Folds(Sequence[Moments]):
     -----
     Every method accepts folds in place of moments: the eraser is fitted to all rows, the report
     includes the effect on held-out rows (:func:`splince_fast.cross_report`), and
-    ``shrinkage="cv"`` is available. The first eraser adds the folds; later erasers use the same
-    sum, until rows are added.
+    ``shrinkage="cv"`` is available.
 
     Examples
     --------
@@ -809,7 +808,6 @@ class Folds(Sequence[Moments]):
         check_keywords(parameters, Moments, where="Moments")
         validated = Parameters.of(**parameters)
         self._folds = self._with_one_lock(Moments._empty(validated) for _ in range(int(n_folds)))
-        self._merged: tuple[list[int], Moments] | None = None
         self._groups = groups
         self._position = 0
 
@@ -837,13 +835,6 @@ class Folds(Sequence[Moments]):
     def total(self) -> Moments:
         """Moments of all rows, as a new object."""
         return Moments._sum_of(self._folds)
-
-    def _total(self) -> Moments:
-        """Return the moments of all rows, cached: callers must not change them."""
-        n_rows = [fold._accumulator.n_rows for fold in self._folds]
-        if self._merged is None or self._merged[0] != n_rows:
-            self._merged = n_rows, self.total
-        return self._merged[1]
 
     @property
     def n_rows(self) -> int:
@@ -941,46 +932,30 @@ class Folds(Sequence[Moments]):
         InputError, NonFiniteError, LabelError
             The input is invalid; the folds are unchanged.
         """
-        return self._update(X, labels, sample_weight)
-
-    def _update(
-        self, X: object, labels: object, sample_weight: object, *, merge_all: bool = False
-    ) -> Folds:
-        """Split rows into folds, and add them; with `merge_all`, no rows remain buffered."""
         # Validate all rows before any fold changes.
         batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
-        n = batch.n
         try:
             batch.rows.check()
         except NonFiniteError as error:
             name_columns(error, batch.feature_names)
             raise
-        fold_of = self._fold_of_rows(batch, n)
+        fold_of = self._fold_of_rows(batch, batch.n)
         encoded = {name: v for name, v in batch.encoded.items() if name != self._groups}
         for fold in self._folds:
             variables = fold._accumulator.variables
             for name in encoded.keys() & variables.keys():
                 check_column(variables[name], encoded[name], name)
         with self._folds[0]._lock, Deferred():
-            rows_of_fold = [np.flatnonzero(fold_of == i) for i in range(len(self._folds))]
-            # Add one block to each fold in turn: the blocks of all folds come from the same part of
-            # memory, because the rows of the folds alternate, and this part stays in the cache.
-            n_added = [0] * len(self._folds)
-            while any(n < len(rows) for n, rows in zip(n_added, rows_of_fold, strict=True)):
-                for i, fold in enumerate(self._folds):
-                    n_to_full_block = fold._accumulator.n_to_full_block(batch.rows)
-                    index = rows_of_fold[i][n_added[i] : n_added[i] + n_to_full_block]
-                    if len(index):
-                        fold._accumulator.update(
-                            batch.rows,
-                            None if batch.weight is None else batch.weight[index],
-                            {name: take_labels(column, index) for name, column in encoded.items()},
-                            in_order=True,
-                            checked=True,
-                            index=index,
-                            merge_all=merge_all,
-                        )
-                    n_added[i] += len(index)
+            for i, fold in enumerate(self._folds):
+                if len(index := np.flatnonzero(fold_of == i)):
+                    fold._accumulator.update(
+                        batch.rows,
+                        None if batch.weight is None else batch.weight[index],
+                        take_labels(encoded, index),
+                        in_order=True,
+                        checked=True,
+                        index=index,
+                    )
             self._position += batch.n_input_rows
             name_features(self, batch.feature_names)
         return self
@@ -1021,7 +996,6 @@ class Folds(Sequence[Moments]):
                     if variable.kind == "classes":
                         found = {class_key(c): c for c in variable.class_names(name)}
                         classes.setdefault(name, {}).update(found)
-        self._merged = None
         for name, by_key in classes.items():
             order = sorted(by_key.values(), key=sort_key)
             for fold in self._folds:

@@ -195,14 +195,12 @@ class SketchAccumulator(DiagonalAccumulator):
         in_order: bool = False,
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
-        merge_all: bool = False,
     ) -> None:
         """Add rows; sparse rows are merged into the sums at once, without a buffer."""
         self.check_width(rows.width)
         if not isinstance(rows, SparseRows):
             super().update(
                 rows, weight, encoded, in_order=in_order, checked=checked, index=index,
-                merge_all=merge_all,
             )  # fmt: skip
             return
         if not checked:
@@ -213,10 +211,6 @@ class SketchAccumulator(DiagonalAccumulator):
         step = self.parameters.block_rows or _SPARSE_ROWS
         for start in range(0, len(rows), step):
             self._merge(batch, batch.block.slice(start, min(len(rows), start + step)))
-
-    def n_to_full_block(self, rows: Rows) -> int:
-        """Return the number of rows that complete a block; all of them if the rows are sparse."""
-        return max(1, len(rows)) if isinstance(rows, SparseRows) else super().n_to_full_block(rows)
 
     def _empty_state(self, width: int) -> State:
         sketch = Sketch.zeros(width, self.sketch_size, self.parameters.random_state)

@@ -510,7 +510,7 @@ def statistics(source: Moments | Factored) -> AbstractContextManager[Statistics]
 
 
 def check_moments(source: object) -> None:
-    if not hasattr(source, "_statistics") and not hasattr(source, "_total"):
+    if not hasattr(source, "_statistics") and not hasattr(source, "total"):
         text = described_type(source)
         if hasattr(source, "shape"):
             text += "; for arrays, call sf.erase(X, concept=z, keep=y)"

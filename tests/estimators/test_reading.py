@@ -61,8 +61,6 @@ def test_each_is_its_method_of_such_moments(kind: Any, given: dict[str, Any], da
     if kind in (SPLINCE, LEACE):  # control: the others do not whiten, so it changes their report
         plain = kind().fit(X, y, concept=z)
         assert np.abs(plain.projection_.matrix() - fitted.projection_.matrix()).max() > 1e-4
-        assert plain.report_.held_out is not None
-    assert fitted.report_.held_out is None
     assert clone(fitted).get_params() == fitted.get_params()
     parts = kind(**given)
     for rows in np.array_split(np.arange(N), 3):
@@ -226,7 +224,7 @@ def test_what_only_a_whole_fit_knows(data: Data) -> None:
         fitted = LEACE(**given).fit(X, concept=z)
         with pytest.raises(InputError, match=text):
             LEACE.from_moments(fitted.moments_, erase="concept", **given)
-    for given in ({"subsample": 0.5}, {"sketch_size": 2}):
+    for given in ({}, {"subsample": 0.5}, {"sketch_size": 2}):
         with pytest.raises(InputError, match="leave groups out"):
             LEACE(**given).fit("no data", concept=z, groups=z)
     groups = np.arange(N) % 7

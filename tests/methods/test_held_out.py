@@ -1,10 +1,4 @@
-"""Figures of held-out rows that fits report by default: folds, report, warnings.
-
-The eraser of all rows is summed in another order than without folds, so it agrees to rounding:
-8 d eps kappa with kappa below 1e3 for the rows drawn here.
-
-Modules: `moments.fold_rule`.
-"""
+"""Figures of held-out rows: methods of folds, shrinkage chosen on them, warnings, expectations."""
 
 from __future__ import annotations
 
@@ -17,18 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from sklearn.base import clone
 
 import splince_fast as sf
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._solve import factor as factors
 from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES
-from splince_fast.moments import Folds, fold_rule
-from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
+from splince_fast.cli import main
+from splince_fast.moments import Folds
 
 Float = NDArray[np.float64]
-CLASSES = (sf.SPLINCE, sf.LEACE, sf.SAL, sf.MeanProjection)
-FIGURES = ("distortion", "concept", "chance", "kept")
 
 
 def data(n: int = 600, d: int = 8, seed: int = 0) -> tuple[Float, NDArray[Any], NDArray[Any]]:
@@ -43,60 +36,7 @@ def two_folds(x: Float, **labels: Any) -> Folds:
     return Folds(2).update(x, labels)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_the_report_of_a_fit_has_the_figures_of_folds(kind: Any, dtype: Any) -> None:
-    x, y, z = data()
-    x = x.astype(dtype)
-    fitted = kind().fit(x, y, concept=z)
-    keep = {"keep": "task"} if kind is sf.SPLINCE else {}
-    method = "mean_projection" if kind is sf.MeanProjection else kind.__name__.lower()
-    expected = sf.cross_report(
-        two_folds(x, concept=z, task=y), erase="concept", method=method, **keep
-    )
-    for name in FIGURES:
-        found = getattr(fitted.report_.held_out, name)
-        other = getattr(expected.eraser.report.held_out, name)
-        assert found == (None if other is None else pytest.approx(other, rel=1e-9))
-        assert (found is None) == (name == "kept" and kind is not sf.SPLINCE)
-    assert "held-out rows" in str(fitted.report_)
-    # And the eraser is that of all rows.
-    whole = getattr(sf, method)(sf.Moments().update(x, {"concept": z, "task": y}), erase="concept",
-                                **keep)  # fmt: skip
-    tolerance = 1e-10 if dtype == np.float64 else 1e-4
-    np.testing.assert_allclose(fitted.projection_.matrix(), whole.matrix(), atol=tolerance)
-    assert fitted.moments_.n_rows == len(x)
-
-
-@pytest.mark.parametrize(
-    ("n", "d", "expected"),
-    [
-        (None, None, True),
-        (LEAST_ROWS - 1, 3, False),
-        (LEAST_ROWS, 3, True),
-        (LEAST_ROWS, 512, True),
-        (4 * 513 - 1, 513, False),
-        (4 * 513, 513, True),
-        (None, 513, True),
-        (1 << 40, 1 << 20, False),  # 48 TiB
-    ],
-)
-def test_folds_are_used_where_rows_and_memory_suffice(
-    n: int | None, d: int | None, expected: bool
-) -> None:
-    assert use_folds(n, d) == expected
-
-
-def test_no_memory_for_two_states_means_no_folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y, z = data()
-    need = 8 * 6 * x.shape[1] ** 2
-    for memory, there in ((4 * need, True), (4 * need - 1, False), (None, True)):
-        monkeypatch.setattr(fold_rule, "total_memory", lambda size=memory: size)
-        report = sf.SPLINCE().fit(x, y, concept=z).report_
-        assert (report.held_out is not None) == there
-
-
-def test_a_fit_factors_each_half_once_and_the_whole_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_factors_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     original = factors.dense
 
@@ -106,37 +46,34 @@ def test_a_fit_factors_each_half_once_and_the_whole_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(factors, "dense", counted)
     x, y, z = data()
-    sf.SPLINCE().fit(x, y, concept=z)
-    assert made == [x.shape[1]] * 3
+    fitted = sf.SPLINCE().fit(x, y, concept=z)
+    assert made == [x.shape[1]]
+    assert fitted.report_.held_out is None
+    made.clear()
+    folds = two_folds(x, concept=z, task=y)
+    sf.splince(folds, erase="concept", keep="task")  # control: two per fold, and one of all rows
+    assert made == [x.shape[1]] * 5
 
 
 def test_groups_stay_in_one_fold() -> None:
     """Rows that come twice: unless twins stay together, no row of a fold is new to the other."""
     x, _, z = data(300, 60)
     twice = np.repeat(np.arange(300), 2)
-    apart = sf.LEACE().fit(x[twice], concept=z[twice]).report_
-    together = sf.LEACE().fit(x[twice], concept=z[twice], groups=twice).report_
-    names = sf.LEACE().fit(x[twice], concept=z[twice], groups=[f"id {i}" for i in twice])
-    assert together.held_out.concept is not None
-    assert apart.held_out.concept is not None
+    eraser = sf.LEACE(shrinkage="cv")
+    apart = clone(eraser).fit(x[twice], concept=z[twice]).report_
+    together = clone(eraser).fit(x[twice], concept=z[twice], groups=twice).report_
+    names = clone(eraser).fit(x[twice], concept=z[twice], groups=[f"id {i}" for i in twice])
     assert together.held_out.concept > 1.2 * apart.held_out.concept
-    assert names.report_.held_out.concept is not None
+    assert names.report_.held_out is not None
     assert "groups" not in names.moments_.variables
-    named = sf.LEACE().fit(x[twice], concept={"groups": z[twice]}, groups=twice)
+    named = clone(eraser).fit(x[twice], concept={"groups": z[twice]}, groups=twice)
     assert list(named.moments_.variables) == ["groups"]
     with pytest.raises(sf.LabelError, match="groups"):
-        sf.LEACE().fit(x, concept=z, groups=np.linspace(0, 1, len(x)))
-    for n in (100, 300):  # with 100 rows there are no folds
-        with pytest.raises(sf.InputError, match="groups has 5 rows"):
-            sf.LEACE().fit(x[:n], concept=z[:n], groups=twice[:5])
-
-
-def test_more_rows_forget_the_figures() -> None:
-    """They spoke of other rows; a new fit speaks again."""
-    x, y, z = data()
-    fitted = sf.SPLINCE().fit(x, y, concept=z)
-    assert fitted.partial_fit(x[:5], y[:5], concept=z[:5]).report_.held_out is None
-    assert fitted.fit(x, y, concept=z).report_.held_out is not None
+        eraser.fit(x, concept=z, groups=np.linspace(0, 1, len(x)))
+    with pytest.raises(sf.InputError, match="groups has 5 rows"):
+        eraser.fit(x, concept=z, groups=twice[:5])
+    with pytest.raises(sf.InputError, match="leave groups out"):  # there are no folds
+        sf.LEACE().fit(x, concept=z, groups=z)
 
 
 def test_a_fold_without_the_concept_is_no_error() -> None:
@@ -144,9 +81,9 @@ def test_a_fold_without_the_concept_is_no_error() -> None:
     z = np.zeros(len(x), int)
     z[0] = 1  # one row, which lies in one of the folds
     x[0] += 5
-    fitted = sf.LEACE().fit(x, concept=z)
-    assert fitted.report_.held_out is None
-    assert fitted.report_.rank == 1
+    report = sf.leace(two_folds(x, concept=z), erase="concept").report
+    assert report is not None
+    assert (report.held_out, report.rank) == (None, 1)
     with pytest.raises(sf.ConstantVariableError) as caught:
         sf.LEACE(shrinkage="cv").fit(x, concept=z)
     assert any("folds" in note for note in caught.value.__notes__)
@@ -224,32 +161,17 @@ def test_cross_validated_shrinkage_needs_folds() -> None:
 def test_weak_features_are_named() -> None:
     x, z = weak()
     frame = pd.DataFrame(x, columns=[f"unit {i}" for i in range(x.shape[1])])
-    with pytest.warns(sf.UnseenRowsWarning, match=r"hardly vary .*\('unit 0', 'unit 1'\)") as found:
-        fitted = sf.LEACE().fit(frame, concept=z)
-    assert str(found[0].message) in fitted.report_.warnings
-    with pytest.warns(sf.UnseenRowsWarning, match=r"hardly vary .*\(0, 1\)"):
-        sf.LEACE().fit(x, concept=z)
     source = [(frame[:300], {"z": z[:300]}), (frame[300:], {"z": z[300:]})]
     folds = sf.Moments.from_blocks(source, folds=2)
-    with pytest.warns(sf.UnseenRowsWarning, match="'unit 0', 'unit 1'") as found:
-        sf.leace(folds, erase="z")
+    with pytest.warns(sf.UnseenRowsWarning, match=r"hardly vary .*\('unit 0', 'unit 1'\)") as found:
+        eraser = sf.leace(folds, erase="z")
     assert found[0].filename == __file__
+    assert str(found[0].message) in eraser.report.warnings
+    with pytest.warns(sf.UnseenRowsWarning, match=r"hardly vary .*\(0, 1\)"):
+        sf.leace(two_folds(x, z=z), erase="z")
     with pytest.warns(sf.UnseenRowsWarning, match="'unit 0', 'unit 1'") as found:
         sf.cross_report(folds, erase="z")
     assert found[0].filename == __file__
-
-
-def test_few_rows_of_many_features_warn_without_folds() -> None:
-    rng = np.random.default_rng(0)
-    z = rng.integers(0, 2, 560)
-    x = rng.normal(size=(560, 520))
-    with pytest.warns(sf.UnseenRowsWarning, match=r"1\.1 rows per dimension .*rank 520") as found:
-        fitted = sf.LEACE().fit(x, concept=z)
-    assert str(found[0].message) in fitted.report_.warnings
-    with warnings.catch_warnings():  # control: the remedies that it names are silent
-        warnings.simplefilter("error")
-        sf.LEACE(shrinkage="oas").fit(x, concept=z)
-        sf.SAL().fit(x, concept=z)
 
 
 @pytest.mark.parametrize("n", [20, 100, 399])
@@ -262,16 +184,17 @@ def test_few_rows_warn_in_every_entry_point(n: int) -> None:
         lambda: sf.erase(x, z),
         lambda: sf.leace(moments, erase="z"),
         lambda: sf.leace(moments.factored(), erase="z"),
+        lambda: sf.LEACE().fit(x, concept=z),
     ]
-    if n < LEAST_ROWS:
-        calls.append(lambda: sf.LEACE().fit(x, concept=z))
     for call in calls:
         with pytest.warns(sf.UnseenRowsWarning, match="rows per dimension of x") as found:
             call()
         assert len(found) == 1
         assert found[0].filename == __file__
-    with warnings.catch_warnings():  # control: twice as many rows as dimensions
+    with warnings.catch_warnings():  # control: the remedies, and twice as many rows as dimensions
         warnings.simplefilter("error")
+        sf.LEACE(shrinkage="oas").fit(x, concept=z)
+        sf.SAL().fit(x, concept=z)
         sf.erase(rng.normal(size=(n, 9)), z)
 
 
@@ -454,50 +377,36 @@ FIT = ["fit", "x.npy", "--labels", "z.npy", "--labels", "y.npy", "--erase", "z",
 
 
 def fitted(*more: str) -> sf.Report:
-    from splince_fast.cli import main
-
     assert main([*FIT, *more, "-o", "e", "--force"]) == 0
     report = sf.Projection.load("e").report
     assert report is not None
     return report
 
 
-def test_the_command_line_splits_rows_into_folds(
+def test_the_command_line_chooses_shrinkage_on_folds(
     files: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     x, y, z = data()
-    expected = sf.splince(two_folds(x, z=z, y=y), erase="z", keep="y").report
-    assert expected is not None
-    report = fitted()
-    for name in FIGURES:
-        found, figure = getattr(report.held_out, name), getattr(expected.held_out, name)
-        assert found == pytest.approx(figure, rel=1e-9)
-    assert "held-out rows" in capsys.readouterr().out
-    grouped = fitted("--labels", "g.npy", "--groups", "g")
-    whole = Folds(2, groups="g").update(x, {"z": z, "y": y, "g": np.arange(len(x)) // 3})
-    kept = sf.splince(whole, erase="z", keep="y").report
-    assert kept is not None
-    for name in FIGURES:
-        found, figure = getattr(grouped.held_out, name), getattr(kept.held_out, name)
-        assert found == pytest.approx(figure, rel=1e-9)
-    # far apart in units of that tolerance: rows split one by one would not pass
-    assert abs(grouped.held_out.distortion / report.held_out.distortion - 1) > 1e-4
-    best = sf.splince(two_folds(x, z=z, y=y), erase="z", keep="y", shrinkage="cv").report
-    assert best is not None
-    assert fitted("--shrinkage", "cv").shrinkage == best.shrinkage
-    assert fitted("--shrinkage", "oas").shrinkage > 0
-    capsys.readouterr()
+    labels = {"z": z, "y": y, "g": np.arange(len(x)) // 3}
+    assert fitted().held_out is None
+    for flags, groups in (([], None), (["--labels", "g.npy", "--groups", "g"], "g")):
+        report = fitted("--shrinkage", "cv", *flags)
+        folds = Folds(2, groups=groups).update(x, labels)
+        best = sf.splince(folds, erase="z", keep="y", shrinkage="cv").report
+        assert best is not None
+        assert report.shrinkage == best.shrinkage
+        assert report.held_out.distortion == pytest.approx(best.held_out.distortion, rel=1e-9)
+        assert "held-out rows" in capsys.readouterr().out
 
 
-def test_a_checkpoint_goes_on_as_it_began(files: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint without folds."""
+def test_a_checkpoint_of_folds_is_resumed_by_a_fit_with_folds(
+    files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     x, y, z = data()
     source = sf.sources.from_npy("x.npy", {"z": z, "y": y})
     source.files += ("z.npy", "y.npy")
-    sf.Moments.from_blocks(source, checkpoint="old")
-    assert fitted("--checkpoint", "old").held_out is None
     sf.Moments.from_blocks(source, folds=2, checkpoint="folds")
     assert sf.Moments.load("folds").n_rows == len(x)  # of folds, their sum
-    assert fitted("--checkpoint", "folds").held_out is not None
-    assert fitted("--checkpoint", "new").held_out is not None
-    capsys.readouterr()
+    assert main([*FIT, "--checkpoint", "folds", "-o", "e"]) == 2
+    assert "holds 'folds', and 'moments' was expected" in capsys.readouterr().err
+    assert fitted("--checkpoint", "folds", "--shrinkage", "cv").held_out is not None

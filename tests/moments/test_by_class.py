@@ -191,6 +191,8 @@ def test_late_classes_and_late_labels() -> None:
 def test_refusals_change_nothing() -> None:
     X, labels = data(100)
     moments = sf.Moments(by="z").update(X, labels)
+    with pytest.raises(sf.InputError, match="5 columns"):  # before the parts are added
+        moments.update(X[:, :5], labels)
     before = moments.covariance().tobytes()
     many = np.arange(100) % (MOST_CLASSES + 1)
     for y, error, text in (

@@ -278,22 +278,3 @@ def test_what_a_removal_lost_counts_in_either_place_of_a_sum(right: bool) -> Non
     np.testing.assert_array_equal(total.__getstate__()["tensors"]["lost"], lost)
     both = spoilt + spoilt
     np.testing.assert_array_equal(both.__getstate__()["tensors"]["lost"], 2 * lost)
-
-
-@pytest.mark.parametrize("change", ["none", "the folds", "one fold", "the total"])
-def test_solves_share_one_sum_of_the_folds_until_rows_come(change: str) -> None:
-    """An eraser equals that of newly merged folds, whichever object got rows since the last one."""
-    X, labels = table(dtype=np.float64)
-    folds = Folds(2).update(X, labels)
-    before = sf.leace(folds, erase="z")
-    more = X[:90] + np.eye(D)[1] * labels["z"][:90, None], part(labels, slice(90))
-    if change == "the folds":
-        folds.update(*more)
-    elif change == "one fold":
-        folds[1].update(*more)
-    elif change == "the total":  # a new object: the folds do not change
-        folds.total.update(*more)
-    after = sf.leace(folds, erase="z")
-    np.testing.assert_array_equal(after.matrix(), sf.leace(folds.total, erase="z").matrix())
-    same = bool(np.array_equal(before.matrix(), after.matrix()))
-    assert same is (change in ("none", "the total"))  # the others are the control
