@@ -31,16 +31,11 @@ With the scatter of a sample of the rows, the file has, in place of the scatter:
 =======================  =====================  ===================================================
 variances                float64 (d,)           diagonal of the scatter of all rows
 sample.<tensor>                                 every tensor of the state of the sampled rows, with
-                                                weights w / pi; the metadata are in ``sample``
-weights.squares          float64 (1,)           sum (w / pi)^2
-labels.gram              float64 (k, k)         sum (w / pi) f f^T of the label features f
-labels.places.<i>        int64 (c,)             rows of ``labels.gram`` for variable i
-labels.origin.<i>        float64 (c,)           origin that is subtracted from the columns of
-                                                variable i
-all_labels.<tensor>                             the three tensors of ``labels``, for all rows
+                                                weights w / p; the metadata are in ``sample``
+weights.squares          float64 (1,)           sum (w / p)^2
 =======================  =====================  ===================================================
 
-The metadata also have ``scatter`` (the argument `subsample`), ``seed`` and ``position``, the number
+The metadata also have ``subsample``, the fraction p, ``seed`` and ``position``, the number
 of rows from which the sample was drawn.
 
 With a sketch, the file has, in place of the scatter:
@@ -79,7 +74,7 @@ from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.by_class import ClassAccumulator, class_of
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import SampledAccumulator, SampledRows
+from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.sketch import Sketch, SketchAccumulator, signs
 from splince_fast.moments.state import EPS32, EPS64, Diagonal, Scatter, State
 
@@ -184,19 +179,16 @@ def _sample_to_tensors(
     accumulator: SampledAccumulator, metadata: dict[str, Any], packed: bool
 ) -> Tensors:
     """Return the tensors of a sample; add the metadata of the sample to `metadata`."""
-    sample, order = accumulator.sample, list(accumulator.variables)
     parameters = accumulator.parameters
-    sample_tensors, sample_metadata = to_tensors(sample.rows, packed=packed)
+    sample_tensors, sample_metadata = to_tensors(accumulator.sample, packed=packed)
     metadata |= {
-        "scatter": parameters.subsample,
+        "subsample": parameters.subsample,
         "seed": parameters.random_state,
-        "position": sample.position,
+        "position": accumulator.position,
         "sample": sample_metadata,
     }
     tensors: Tensors = {f"sample.{key}": tensor for key, tensor in sample_tensors.items()}
-    for prefix, table in (("labels.", sample.labels), ("all_labels.", sample.all_labels)):
-        tensors |= {prefix + key: tensor for key, tensor in table.tensors(order).items()}
-    tensors["weights.squares"] = np.array([sample.squares])
+    tensors["weights.squares"] = np.array([accumulator.squares])
     return tensors
 
 
@@ -206,25 +198,18 @@ def _read_sample(
     accumulator: SampledAccumulator,
 ) -> None:
     """Set the sample of an accumulator to the sample that `_sample_to_tensors` stored."""
-    sample_rows = from_tensors(part_of(tensors, "sample."), metadata["sample"])
+    sample = from_tensors(part_of(tensors, "sample."), metadata["sample"])
     position = metadata["position"]
     if not isinstance(position, int) or not 0 <= position < 1 << 62:
         raise FileFormatError(f"the position of the sample is {position!r}, not a number of rows")
     check_tensors(tensors, {"weights.squares": (np.float64, (1,))})
     refuse_negative(tensors, ("weights.squares",))
-    if isinstance(sample_rows, SampledAccumulator) or sample_rows.width not in (
-        None,
-        accumulator.width,
-    ):
+    if isinstance(sample, SampledAccumulator) or sample.width not in (None, accumulator.width):
         raise FileFormatError("the sample has another number of features")
-    if sample_rows.n_rows > accumulator.n_rows:
+    if sample.n_rows > accumulator.n_rows:
         raise FileFormatError("the sample has more rows than the state")
-    labels, all_labels = (
-        LabelTable.read(part_of(tensors, prefix), accumulator.variables)
-        for prefix in ("labels.", "all_labels.")
-    )
-    squares = float(tensors["weights.squares"][0])
-    accumulator.sample = SampledRows(sample_rows, squares, labels, all_labels, position)
+    accumulator.sample, accumulator.position = sample, position
+    accumulator.squares = float(tensors["weights.squares"][0])
 
 
 def part_of(tensors: Tensors, prefix: str) -> Tensors:
@@ -247,10 +232,14 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
     """Return the accumulator that `to_tensors` stored; read-only arrays are copied."""
     # Metadata of the wrong form may raise KeyError, TypeError, ValueError or AttributeError.
     tensors = {key: _writable(tensor) for key, tensor in tensors.items()}
+    if "scatter" in metadata:
+        raise FileFormatError(
+            "the moments have a sample of an earlier version; accumulate the rows again"
+        )
     joint = [tuple(names) for names in metadata["joint"]]
     parameters = Parameters.of(
         metadata["block_rows"], metadata["kinds"], joint,
-        metadata.get("scatter", 1.0), metadata.get("seed", 0), metadata.get("rank"),
+        metadata.get("subsample", 1.0), metadata.get("seed", 0), metadata.get("rank"),
         metadata.get("by"),
     )  # fmt: skip
     if parameters.by is not None:
