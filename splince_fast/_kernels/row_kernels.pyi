@@ -55,12 +55,9 @@ def reduce_chunks(
 ) -> None: ...
 def sum_block(
     block: Block,
-    inverse: Float,
     task_columns: int,
-    stripe: int,
     sums: Float,
     work: Float,
-    leverage: Float,
     counter: NDArray[np.int64],
 ) -> None: ...
 def add_lower(
@@ -87,7 +84,6 @@ def reference_is_far(
 def count_classes(
     labels: Codes, weight: Float | None, n_classes: int
 ) -> tuple[Codes, Codes, Codes, Float, int]: ...
-def choose_rows(leverage: Float, rate: float, start: int) -> tuple[Codes, Float]: ...
 
 class PackedFactors:
     def __init__(self, left: Float, right: Float, mean: Float, shift: Float) -> None: ...

@@ -15,7 +15,7 @@ from cpython.buffer cimport (
     PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
 from libc.math cimport fabs, isfinite, sqrt
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 
 ctypedef Py_ssize_t Index
 
@@ -49,11 +49,9 @@ cdef extern from "csrc/kernels.h" nogil:
         Phase* phases
     ctypedef struct BlockSums:
         const CBlock* block
-        const double* inverse
         double* sums
-        double* leverage
         double* work
-        Index work_stride, task_columns, stripe
+        Index work_stride, task_columns
     ctypedef struct AtomicInt64 "_Atomic(int64_t)":
         pass
     ctypedef struct Matrix:
@@ -497,17 +495,15 @@ def reduce_chunks(Block block not None, const double[:, ::1] rotations not None,
 
 
 def sum_block(
-    Block block not None, const double[::1] inverse not None, Index task_columns, Index stripe,
-    double[:, :, ::1] sums not None, double[:, :, ::1] work not None,
-    double[:, ::1] leverage not None, int64_t[::1] counter not None,
+    Block block not None, Index task_columns, double[:, :, ::1] sums not None,
+    double[:, :, ::1] work not None, int64_t[::1] counter not None,
 ):
-    """Compute the sums of each part of a block, and the leverages of its rows, in one pass.
+    """Compute the sums of each part of a block in one pass.
 
     Let i index the rows of part g, c be a class code, q a label column and k = n_codes::
 
         sums[g, 0] = sum_i w_i y_i        sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
         sums[g, 1] = sum_i w_i y_i^2      sums[g, 2 + k + q] = sum_i values[q, i] y_i
-        leverage[s, i] = sum_{j in stripe s} inverse_j y_ij^2
 
     Any number of threads may call the function at the same time with the same arguments; the calls
     share the tasks. The result does not depend on the number of threads.
@@ -516,38 +512,29 @@ def sum_block(
     ----------
     block : Block
         The rows and labels.
-    inverse : (d,) float64
-        Inverse variances of the features.
     task_columns : int
-        Number of columns per task, a multiple of `stripe`.
-    stripe : int
-        Number of columns per partial leverage, a multiple of 16.
+        Number of columns per task, a multiple of 16.
     sums : (parts, 2 + k + q, d) float64
         Output.
-    work : (parts, 4, at least d) float64
+    work : (parts, 3, at least d) float64
         Work memory; fastest if rows begin at cache lines.
-    leverage : (d / stripe rounded up, n) float64
-        Output.
     counter : (1,) int64
         Zero before the call; the kernel counts tasks.
     """
     cdef BlockSums s
     cdef const CBlock* c = &block.c
     cdef Index parts = (c.n + c.part_rows - 1) // c.part_rows
-    s.block, s.stripe, s.task_columns, s.work_stride = c, stripe, task_columns, work.shape[2]
+    s.block, s.task_columns, s.work_stride = c, task_columns, work.shape[2]
     if not (
-        stripe > 0 and stripe % 16 == 0 and task_columns > 0 and task_columns % stripe == 0
-        and inverse.shape[0] == sums.shape[2] == c.width
+        task_columns > 0 and task_columns % 16 == 0 and sums.shape[2] == c.width
         and sums.shape[1] == 2 + c.classes + c.columns and sums.shape[0] == work.shape[0] == parts
-        and work.shape[1] == 4 and work.shape[2] >= c.width and leverage.shape[1] == c.n
-        and leverage.shape[0] == (c.width + stripe - 1) // stripe and counter.shape[0] == 1
+        and work.shape[1] == 3 and work.shape[2] >= c.width and counter.shape[0] == 1
     ):
         raise ValueError(
-            "stripe has to be a multiple of 16, task_columns of stripe, and inverse, sums, work, "
-            "leverage and counter of the shapes in the docstring"
+            "task_columns has to be a multiple of 16, and sums, work and counter of the shapes in "
+            "the docstring"
         )
-    s.inverse, s.sums, s.work = &inverse[0], &sums[0, 0, 0], &work[0, 0, 0]
-    s.leverage = &leverage[0, 0]
+    s.sums, s.work = &sums[0, 0, 0], &work[0, 0, 0]
     with nogil:
         level.sum_block[block.dtype](&s, <AtomicInt64*>&counter[0])
 
@@ -683,48 +670,6 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
                 out[2, class_number[c]] += 1
                 weight_sums[class_number[c]] += 1.0 if weight is None else weight[i]
     return out_a[0], out_a[1, :n_present], out_a[2, :n_present], weights[:n_present], k
-
-
-def choose_rows(const double[::1] leverage not None, double rate, uint64_t start):
-    """Sample rows independently, with probabilities bounded below by `rate` (Poisson sampling).
-
-    Row i is sampled with probability p_i = min(1, rate max(1, q_i / mean q)): the condition is
-    splitmix64(start + i) < 2^64 p_i.
-
-    Parameters
-    ----------
-    leverage : (n,) float64
-        Leverages q of the rows.
-    rate : float in (0, 1]
-        Minimum probability.
-    start : int
-        Hash key plus the position of row 0 in the stream of rows.
-
-    Returns
-    -------
-    (k,) intp, (k,) float64
-        Indices of the sampled rows, and the probabilities p_i.
-    """
-    cdef Index n = leverage.shape[0], n_sampled = 0, i
-    cdef double mean = 0.0, probability
-    cdef uint64_t hashed
-    sampled_a, probabilities_a = np.empty(n, np.intp), np.empty(n)
-    cdef Index[::1] sampled = sampled_a
-    cdef double[::1] probabilities = probabilities_a
-    for i in range(n):
-        mean += leverage[i]
-    mean = mean / n if mean > 0.0 else 1.0
-    for i in range(n):
-        probability = min(1.0, max(rate, rate * (leverage[i] / mean)))
-        hashed = (start + <uint64_t>i + 1) * 0x9E3779B97F4A7C15u
-        hashed = (hashed ^ (hashed >> 30)) * 0xBF58476D1CE4E5B9u
-        hashed = (hashed ^ (hashed >> 27)) * 0x94D049BB133111EBu
-        hashed ^= hashed >> 31
-        # Store every row, and advance only past sampled rows: a branch would be mispredicted. The
-        # 53 highest bits of `hashed` give a number in [0, 1).
-        sampled[n_sampled], probabilities[n_sampled] = i, probability
-        n_sampled += (hashed >> 11) * 2.0 ** -53 < probability
-    return sampled_a[:n_sampled], probabilities_a[:n_sampled]
 
 
 # --- erase ---------------------------------------------------------------------------------------

@@ -394,13 +394,12 @@ def _measured_distortion(
     stats: Statistics, solution: Solution, shrunk: bool
 ) -> tuple[float | None, float | None]:
     """Return the distortion E|P x - x|^2, and its expected relative excess if Cov(x) is sampled."""
-    left, right, sample = solution.left, solution.right, stats.sample
-    gram = stats.gram(right)
+    sample, gram = stats.sample, stats.gram(solution.right)
     if sample is None or shrunk or solution.solver == "none":
-        return change(left, right, gram, stats.variances), None
+        return change(solution.left, solution.right, gram, stats.variances), None
     kept = solution.rank_y - solution.dropped
     regressors = solution.rank_covariance - solution.rank_z - kept
-    return sample.distortion(left, right, gram, regressors)
+    return sample.distortion(solution.left, gram, regressors)
 
 
 def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:

@@ -30,7 +30,7 @@ from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MAX_PASSES, Options, is_integer
 from splince_fast._solve.ritz import Subspace
 from splince_fast.exceptions import InputError
-from splince_fast.moments.block_sums import BlockSums
+from splince_fast.moments.block_sums import sum_block
 from splince_fast.moments.inputs import read_update
 from splince_fast.moments.sketch import add_images, add_outer, far_from_zero
 from splince_fast.moments.snapshot import Factored, SketchSnapshot, Statistics
@@ -110,10 +110,9 @@ class ExtraPasses:
             return total - weight_sum * mean, squares, weight_sum
         array = np.ascontiguousarray(rows.array, rows.dtype)
         no_codes, no_values = np.empty((0, len(array)), np.intp), np.empty((0, len(array)))
-        block_sums = BlockSums(array, weight, mean, no_codes, 0, no_values)
-        block_sums.compute(np.zeros(len(mean)))
+        sums = sum_block(array, weight, mean, no_codes, 0, no_values)
         add_images(array, weight, mean, vectors, out)
-        return block_sums.total, block_sums.squares, block_sums.weight_sum
+        return sums.total, sums.squares, sums.weight_sum
 
     def _compare(
         self, n_rows: int, weight: float, total: Float, squares: Float, image: Float

@@ -329,7 +329,7 @@ class Accumulator:
         state.merge_block(reference, reduced, self._work.product)
         self._commit(batch, block, moved, requests, reduced.class_sums, reduced.products)
         if len(block.labels) > 1:
-            self.label_products.add(block.labels, batch.variables, weight, within=False)
+            self.label_products.add(block.labels, batch.variables, weight)
 
     def _commit(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +12,13 @@ from numpy.typing import NDArray
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.memory import aligned
-from splince_fast._runtime.rows import check_values
+from splince_fast._runtime.rows import NO_WEIGHT, check_values
 from splince_fast.labels import VariableName
-from splince_fast.moments.accumulator import Accumulator, Batch
+from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, rows_of
 from splince_fast.moments.buffer import LabelledRows
-from splince_fast.moments.state import State
-from splince_fast.moments.variable import Request, Variable
+from splince_fast.moments.state import Diagonal, State, head_mean
+from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
@@ -31,8 +32,12 @@ _LARGEST_SQUARES = 1e280
 # bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
 # more than the second.
 _MOST_SEGMENTS = 7
-# Number of columns per stripe. `BlockSums.leverage` holds one partial sum per row and stripe.
-STRIPE = 192
+# Least number of columns per task, a multiple of 16.
+_LEAST_COLUMNS = 192
+# The shift of a block is the mean of this many rows at its start.
+_HEAD = 16
+# Sums per class, weight sums of the classes, products with label columns, sums of label columns.
+LabelSums = tuple[Float, Float, Float, Float]
 
 
 class DiagonalAccumulator(Accumulator):
@@ -45,117 +50,107 @@ class DiagonalAccumulator(Accumulator):
         self._work.capacities[width, dtype] = capacity
         return capacity
 
-    def _common_reference(
-        self, state: State, block_state: State
-    ) -> tuple[Float, dict[VariableName, Variable]]:
-        """Return a common reference point of two states, and copies of the variables about it."""
-        # The dict is empty if the variables already have this reference point.
-        reference = state.reference_with(block_state)
-        return reference, {} if reference is state.reference else self._moved(state, reference)
+    def _empty_state(self, width: int) -> State:
+        return State.empty_diagonal(width)
 
-    def _add_sums(
-        self,
-        batch: Batch,
-        block: LabelledRows,
-        requests: list[Request],
-        block_state: State,
-        sums: tuple[Float, Float, Float, Float],
-        common: tuple[Float, dict[VariableName, Variable]],
-    ) -> None:
-        """Add the moments of a block to the state, and its label sums to the variables."""
-        # `sums` are taken about the reference point of `block_state`, and are changed in place:
-        # sums of x per class, weight sums of the classes, products of label columns with x, and
-        # sums of the label columns.
-        reference, moved = common
-        class_sums, class_weights, products, value_sums = sums
+    def _merge(self, batch: Batch, block: LabelledRows) -> None:
+        """Compute the sums of a block, and add them to the state and to the variables."""
+        state, n = batch.state, len(block)
+        weight = None if block.weight is None else np.ascontiguousarray(block.weight)
+        requests = [batch.variables[name].request(z, weight) for name, z in block.labels.items()]
+        codes, n_sums, values = joined_requests(requests, n)
+        block_state, sums = self._reduce(state, block, weight, codes, n_sums, values)
+        reference = state.reference_with(block_state)
+        moved: dict[VariableName, Variable] = {}
+        if reference is not state.reference:
+            moved = self._moved(state, reference)
+        self._add_to_sample(block, weight)
+        class_sums, weights_of_classes, products, value_sums = sums
         offset = block_state.reference - reference
-        class_sums += class_weights[:, None] * offset
+        class_sums += weights_of_classes[:, None] * offset
         if len(products):
             products += np.outer(value_sums, offset)
-        batch.state.add(block_state, reference)
+        state.add(block_state, reference)
         self._commit(batch, block, moved, requests, class_sums, products)
+        if len(block.labels) > 1:
+            self.label_products.add(block.labels, batch.variables, weight)
 
-
-class BlockSums:
-    """Sums of the rows of one block and of their squares, about the point `shift`."""
-
-    # `compute` sets the sums as attributes.
-
-    def __init__(
+    def _reduce(
         self,
-        rows: NDArray[np.generic],
+        state: State,
+        block: LabelledRows,
         weight: Float | None,
-        shift: Float,
         codes: NDArray[np.intp],
-        n_codes: int,
+        n_sums: int,
         values: Float,
-        index: NDArray[np.intp] | None = None,
-    ) -> None:
-        n, d = len(rows) if index is None else len(index), rows.shape[1]
-        self._rows, self._index, self._codes, self._n_codes = rows, index, codes, n_codes
-        self.leverage = np.empty((-(-d // STRIPE), n))
-        self.weight_sum = float(n) if weight is None else float(weight.sum())
-        self._least_weight = 1.0 if weight is None else min(1.0, weight.min())
-        self._values = values
-        self._products: Float | None = None
-        if len(values) >= MATRIX_PRODUCT_FROM:
-            self._products = np.empty((len(values), d))
-            add_products(rows, values, shift, np.zeros(d), self._products, index)
-            values = values[:0]
-        n_sums = 2 + n_codes + len(values)
-        segment = _segment_rows(n, d, n_sums)
-        self._sums = np.empty((-(-n // segment), n_sums, d))
-        self._block = row_kernels.Block(
-            rows, index, weight, shift, None, codes, n_codes, values, segment
-        )
-        order, cell = self._block.cells
-        starts = np.append(0, np.flatnonzero(cell[1:] != cell[:-1]) + 1)
-        ordered = np.ones(n) if weight is None else weight[order]
-        # (c,) intp and (c,): number of one row of each cell, and the weight sum of each cell. A
-        # cell consists of the rows of a segment (see `_segment_rows`) with equal codes of all
-        # variables.
-        self.cells = order[starts], np.add.reduceat(ordered, starts)
+    ) -> tuple[State, LabelSums]:
+        """Return the state of a valid block, and the sums for its variables."""
+        index = block.index
+        head = block.rows[:_HEAD] if index is None else block.rows[index[:_HEAD]]
+        shift = head_mean(head, None if weight is None else weight[:_HEAD])
+        sums = sum_block(block.rows, weight, shift, codes, n_sums, values, index)
+        weights = class_weights(codes, n_sums, NO_WEIGHT if weight is None else weight)
+        label_sums = sums.class_sums, weights, sums.products, values.sum(axis=1)
+        squares = Diagonal(sums.centred_squares)
+        return State(shift, len(block), sums.weight_sum, sums.total.copy(), squares), label_sums
 
-    def compute(self, inverse: Float) -> None:
-        """Compute the attributes total, squares, class_sums, products and leverage."""
-        # `leverage[s, i]` is the sum of inverse_j (x_ij - shift_j)^2 over the features j of stripe
-        # s.
-        n, (n_segments, _, d), n_pieces = self._block.n, self._sums.shape, 1
-        if n_segments == 1:
-            n_pieces = max(1, min(d // max(STRIPE, _GRAIN // n), threads.thread_count()))
-        piece_width = -(-d // (n_pieces * STRIPE)) * STRIPE
-        scratch, counter = aligned((n_segments, 4, -(-d // 8) * 8)), np.zeros(1, np.int64)
+    def _add_to_sample(self, block: LabelledRows, weight: Float | None) -> None:
+        """Do nothing: only `SampledAccumulator` samples the rows."""
 
-        def work(first: int, last: int) -> None:
-            row_kernels.sum_block(
-                self._block, inverse, piece_width, STRIPE, self._sums, scratch, self.leverage,
-                counter,
-            )  # fmt: skip
 
-        threads.split(work, max(n_segments, n_pieces), grain=1)
-        with np.errstate(over="ignore", invalid="ignore"):  # `check` reports overflow
-            sums = functools.reduce(np.add, self._sums)  # fixed order: reproducible sums
-        self.total: Float = sums[0]
-        self.squares: Float = sums[1]
-        self.class_sums: Float = sums[2 : 2 + self._n_codes]
-        self.products = sums[2 + self._n_codes :] if self._products is None else self._products
+class BlockSums(NamedTuple):
+    """Sums of the rows of one block about a shift."""
 
-    def check(self) -> None:
-        """Raise the error of :func:`check_values` if a value of the rows is invalid."""
-        if not self.squares.max() <= _LARGEST_SQUARES * self._least_weight:
-            check_values(rows_of(self._rows, self._index, 0, self._block.n))
+    weight_sum: float
+    total: Float  # (d,): sum w (x - shift)
+    squares: Float  # (d,): sum w (x - shift)^2
+    class_sums: Float  # (n_codes, d): sums w (x - shift) of the rows of each class
+    products: Float  # (q, d): products of the label columns with x - shift
 
     @property
     def centred_squares(self) -> Float:
         """Sums of squares about the mean of the block, (d,), not divided by the weight sum."""
         return np.maximum(0.0, self.squares - self.total**2 / self.weight_sum)
 
-    @property
-    def sums(self) -> tuple[Float, Float, Float, Float]:
-        """The argument `sums` of `DiagonalAccumulator._add_sums`."""
-        rows, weights = self.cells
-        weights = class_weights(self._codes.take(rows, axis=1), self._n_codes, weights)
-        return self.class_sums, weights, self.products, self._values.sum(axis=1)
+
+def sum_block(
+    rows: NDArray[np.generic],
+    weight: Float | None,
+    shift: Float,
+    codes: NDArray[np.intp],
+    n_codes: int,
+    values: Float,
+    index: NDArray[np.intp] | None = None,
+) -> BlockSums:
+    """Return the sums of a block; raise the error of :func:`check_values` for invalid rows."""
+    n, d = len(rows) if index is None else len(index), rows.shape[1]
+    products: Float | None = None
+    if len(values) >= MATRIX_PRODUCT_FROM:
+        products = np.empty((len(values), d))
+        add_products(rows, values, shift, np.zeros(d), products, index)
+        values = values[:0]
+    n_sums = 2 + n_codes + len(values)
+    segment = _segment_rows(n, d, n_sums)
+    n_segments, n_pieces = -(-n // segment), 1
+    block = row_kernels.Block(rows, index, weight, shift, None, codes, n_codes, values, segment)
+    if n_segments == 1:
+        n_pieces = max(1, min(d // max(_LEAST_COLUMNS, _GRAIN // n), threads.thread_count()))
+    piece_width = -(-d // (n_pieces * _LEAST_COLUMNS)) * _LEAST_COLUMNS
+    parts = np.empty((n_segments, n_sums, d))
+    scratch, counter = aligned((n_segments, 3, -(-d // 8) * 8)), np.zeros(1, np.int64)
+
+    def work(first: int, last: int) -> None:
+        row_kernels.sum_block(block, piece_width, parts, scratch, counter)
+
+    threads.split(work, max(n_segments, n_pieces), grain=1)
+    with np.errstate(over="ignore", invalid="ignore"):  # the check below reports overflow
+        sums = functools.reduce(np.add, parts)  # fixed order: reproducible sums
+    least_weight = 1.0 if weight is None else min(1.0, weight.min())
+    if not sums[1].max() <= _LARGEST_SQUARES * least_weight:
+        check_values(rows_of(rows, index, 0, n))
+    weight_sum = float(n) if weight is None else float(weight.sum())
+    products = sums[2 + n_codes :] if products is None else products
+    return BlockSums(weight_sum, sums[0], sums[1], sums[2 : 2 + n_codes], products)
 
 
 @lru_cache(maxsize=64)

@@ -15,10 +15,8 @@ staged.rows              float32 or float64     buffered rows
 staged.weight            float64 (n,)           weights of the buffered rows, if not all 1
 staged.<i>               int64 (n,) or          labels of the buffered rows for variable i: class
                          float64 (n, k)         codes, -1 if missing; or values, NaN if missing
-sample.<tensor>                                 state of the sampled rows, with weights w / pi
-weights.squares          float64 (1,)           sum (w / pi)^2
-labels.<tensor>                                 `LabelTable` of the sampled rows
-all_labels.<tensor>                             `LabelTable` of all rows
+sample.<tensor>                                 state of the sampled rows, with weights w / p
+weights.squares          float64 (1,)           sum (w / p)^2
 =======================  =====================  ===================================================
 
 The metadata are the parameters, ``width``, ``feature_names``, ``n_rows``, ``float32_products``,
@@ -52,7 +50,7 @@ from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.by_class import ClassAccumulator, class_of
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import SampledAccumulator, SampledRows
+from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.sketch import Sketch, SketchAccumulator, signs
 from splince_fast.moments.state import EPS32, EPS64, Diagonal, Scatter, State
 
@@ -63,7 +61,7 @@ FORMAT = 1
 _MOST_BLOCK_BYTES = 1 << 35
 # Name of each parameter in the metadata.
 _PARAMETERS = {
-    "block_rows": "block_rows", "kinds": "kinds", "joint": "joint", "subsample": "scatter",
+    "block_rows": "block_rows", "kinds": "kinds", "joint": "joint", "subsample": "subsample",
     "random_state": "seed", "sketch_size": "rank",
 }  # fmt: skip
 _LOST: Layout = {"lost": (np.float64, ("d",), 0)}
@@ -113,13 +111,10 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
     if accumulator.buffer is not None and accumulator.buffer.filled:
         tensors |= _prefixed("staged.", _rows_to_tensors(accumulator.buffer.contents(), order))
     if isinstance(accumulator, SampledAccumulator):
-        sample = accumulator.sample
-        rows, metadata["sample"] = to_tensors(sample.rows, packed=packed)
-        metadata["position"] = sample.position
+        rows, metadata["sample"] = to_tensors(accumulator.sample, packed=packed)
+        metadata["position"] = accumulator.position
         tensors |= _prefixed("sample.", rows)
-        tensors |= _prefixed("labels.", sample.labels.tensors(order))
-        tensors |= _prefixed("all_labels.", sample.all_labels.tensors(order))
-        tensors["weights.squares"] = np.array([sample.squares])
+        tensors["weights.squares"] = np.array([accumulator.squares])
     return tensors, metadata
 
 
@@ -150,6 +145,10 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
     # Metadata of the wrong form may raise KeyError, TypeError, ValueError or AttributeError.
     # Pickle buffers may be read-only.
     tensors = {k: t if t.flags.writeable else t.copy(order="K") for k, t in tensors.items()}
+    if metadata.get("scatter", 1.0) != 1.0:
+        raise FileFormatError(
+            "the moments have a sample of an earlier version; accumulate the rows again"
+        )
     arguments = {name: metadata[key] for name, key in _PARAMETERS.items() if key in metadata}
     parameters = Parameters.of(**arguments, by=metadata.get("by"))
     if parameters.by is not None:
@@ -173,7 +172,7 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
         accumulator.label_products = LabelTable.read(pairs, accumulator.variables)
     buffered = _read_rows(part_of(tensors, "staged."), accumulator, width)
     if isinstance(accumulator, SampledAccumulator):
-        accumulator.sample = _read_sample(tensors, metadata, accumulator)
+        _read_sample(tensors, metadata, accumulator)
     if buffered is not None:
         accumulator.restore(buffered)
     return accumulator
@@ -253,19 +252,15 @@ def _read_scatter(tensors: Tensors, width: int, parameters: Parameters) -> Scatt
 
 def _read_sample(
     tensors: Tensors, metadata: Mapping[str, Any], accumulator: SampledAccumulator
-) -> SampledRows:
-    rows = from_tensors(part_of(tensors, "sample."), metadata["sample"])
-    if isinstance(rows, SampledAccumulator) or rows.width not in (None, accumulator.width):
+) -> None:
+    sample = from_tensors(part_of(tensors, "sample."), metadata["sample"])
+    if isinstance(sample, SampledAccumulator) or sample.width not in (None, accumulator.width):
         raise FileFormatError("the sample has another number of features")
-    if rows.n_rows > accumulator.n_rows:
+    if sample.n_rows > accumulator.n_rows:
         raise FileFormatError("the sample has more rows than the state")
     (squares,) = check_tensors(tensors, _SQUARES)
-    labels, all_labels = (
-        LabelTable.read(part_of(tensors, prefix), accumulator.variables)
-        for prefix in ("labels.", "all_labels.")
-    )
-    position = _read_count(metadata, "position")
-    return SampledRows(rows, float(squares[0]), labels, all_labels, position)
+    accumulator.sample, accumulator.squares = sample, float(squares[0])
+    accumulator.position = _read_count(metadata, "position")
 
 
 def _read_rows(tensors: Tensors, accumulator: Accumulator, width: int) -> LabelledRows | None:

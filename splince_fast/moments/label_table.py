@@ -2,8 +2,7 @@
 
 The label features of a class-coded variable are the indicators of its classes. The label features
 of a continuous variable are its columns minus an origin, and an indicator of presence. In rows
-where the label is missing, all label features of the variable are 0. The regression of x on the
-labels needs these moments (:mod:`splince_fast.moments.covariance_estimate`).
+where the label is missing, all label features of the variable are 0.
 """
 
 from __future__ import annotations
@@ -85,12 +84,9 @@ class LabelTable:
         labels: Mapping[VariableName, Labels],
         variables: Mapping[VariableName, Variable],
         weight: Float | None,
-        *,
-        within: bool = True,
     ) -> None:
-        """Add the products of the label features of a block of rows."""
-        # `labels` are encoded with the classes of `variables`. With `within`, the products of the
-        # features of the same variable are added, too.
+        """Add the products of the label features of two variables, for a block of rows."""
+        # `labels` are encoded with the classes of `variables`.
         features: list[_Features] = []
         for name, column in labels.items():
             variable = variables[name]
@@ -109,11 +105,10 @@ class LabelTable:
                 values = np.where(present[:, None], column - origin, 0.0)
                 features.append((index, None, np.column_stack([values, present])))
         for i, first in enumerate(features):
-            for second in features[: i + within]:
+            for second in features[:i]:
                 block = _products(first, second, weight)
                 self.gram[np.ix_(first[0], second[0])] += block
-                if second is not first:
-                    self.gram[np.ix_(second[0], first[0])] += block.T
+                self.gram[np.ix_(second[0], first[0])] += block.T
 
     def reorder(self, name: VariableName, old: ClassSums, new: ClassSums) -> None:
         """Change the class order of a variable from `old` to `new`, which may have more classes."""
@@ -167,41 +162,6 @@ class LabelTable:
         self.gram += sign * (transform @ other.gram @ transform.T)
 
     # -- reading ---------------------------------------------------------------------------
-
-    def columns_of(self, name: VariableName, variable: Variable) -> int:
-        """Return the number of columns of a variable; 0 if it is left out of the table."""
-        return variable.n_columns if len(self.index.get(name, ())) else 0
-
-    def covariance(
-        self,
-        names: Sequence[VariableName],
-        variables: Mapping[VariableName, Variable],
-        weight: float,
-    ) -> Float:
-        """Return Cov(v, v), ddof = 0, of the centred columns v of the variables `names`."""
-        # In the labelled rows of a variable, v is the column or indicator minus its mean over these
-        # rows; in all other rows, v is 0. Cov(x, v) then equals Cov(x, z) over the labelled rows,
-        # times the fraction of the weight in these rows. `weight` is the weight sum of all rows.
-        parts: list[Float] = []
-        indices: list[Index] = []
-        for name in names:
-            index, k = self.index[name], variables[name].n_columns
-            block = self.gram[np.ix_(index, index)]
-            if isinstance(variables[name], ColumnSums):
-                present = block[-1, -1]
-                centred = np.concatenate([np.eye(k), -block[:-1, -1:] / (present or 1.0)], axis=1)
-            else:
-                sums = np.diag(block)
-                centred = np.zeros((k, len(index)))
-                centred[: len(index)] = np.eye(len(index)) - (sums / (sums.sum() or 1.0))[:, None]
-            parts.append(centred)
-            indices.append(index)
-        transform = np.zeros((sum(map(len, parts)), len(self.gram)))
-        start = 0
-        for part, index in zip(parts, indices, strict=True):
-            transform[start : start + len(part), index] = part
-            start += len(part)
-        return np.asarray(transform @ self.gram @ transform.T / weight)
 
     def pair_covariance(
         self, a: VariableName, b: VariableName, variables: Mapping[VariableName, Variable]

@@ -96,12 +96,12 @@ class Moments:
     ``sketch_size``, this excess is unknown unless ``refine=`` of a method reads the rows again.
     With ``subsample``, m sampled rows, a fraction f of all, give for Gaussian x the mean excess
 
-        (1 - f) (1 - R^2) p / (m - p - 2)
+        (1 - f) p / (m - p - 2)
 
-    with p = d minus the rank of the erased and kept variables, and R^2 the squared multiple
-    correlation of the removed coordinates with the labels: 21 d rows give at most 5 percent. The
-    report states the excess; fewer than 4 d rows raise an error. Reading the moments between
-    updates ends a block, which changes the later sample.
+    with p = d minus the rank of the erased and kept variables: 21 d rows give at most 5 percent.
+    The report states the excess; fewer than 4 d rows raise an error. Few rows of great length may
+    be missing in the sample: the excess is then larger, and a warning names the features whose
+    variances show it.
 
     *Precision.* Offset, drift and order of the data change the result by rounding errors only.
     Products are computed in float32 for data of at most 32 bits, and added in float64: entries of
@@ -482,7 +482,7 @@ class Moments:
     def covariance(self, *, ddof: float = 1) -> Float:
         """(d, d) float64: sum w (x - mean)(x - mean)^T / (weight - ddof), in units of x squared.
 
-        With ``subsample`` below 1, it is computed from the sampled rows, weighted by 1 / pi.
+        With ``subsample`` below 1, it is that of the sampled rows.
 
         Parameters
         ----------
@@ -506,7 +506,7 @@ class Moments:
         with self._lock:
             accumulator = self._flushed()
             if isinstance(accumulator, SampledAccumulator):
-                accumulator = accumulator.sample.rows
+                accumulator = accumulator.sample
             state = accumulator.nonempty_state()
             if state.weight - ddof <= 0:
                 raise NotEnoughDataError(

@@ -1,75 +1,44 @@
-"""Sums and variances of all rows in O(n d), and the scatter of a sample of the rows in O(p n d^2).
+"""The scatter of a uniform sample of the rows, with means, variances and class sums of all rows.
 
 Any positive definite matrix in place of Cov(x) gives an eraser with exact constraints; the matrix
-determines only how far the distortion exceeds the minimum. Therefore the scatter is computed from a
-sample of about a fraction p of the rows. Sums per class and variances are computed from all rows,
-which are not copied. A hash of i samples row i of the stream with probability pi_i; a sampled row
-has the weight w_i / pi_i (Horvitz and Thompson 1952)::
+determines only how far the distortion exceeds the minimum. The matrix is S + D, with S the
+covariance of the sampled rows. D is diagonal: where the variance of a feature in all rows exceeds
+that in the sample by more than the sampling error, the entry of D is the difference, and 0
+elsewhere. D restores the variance of a feature that comes from a few rows, none of them sampled.
 
-    pi_i = min(1, p max(1, q_i / mean q)),    q_i = w_i sum_j (x_ij - mean_j)^2 / v_j
-
-The mean and the variances v are those of all previous blocks; for the first block, those of this
-block. The mean of q is taken over the block of row i. If a single row has all the variance in some
-direction, its q_i is large: the row is sampled, although a uniform sample would probably miss it.
+A row is sampled if the hash of its position in the stream is below the fraction `subsample`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import row_kernels
 from splince_fast._runtime.hashing import splitmix64
-from splince_fast._runtime.rows import Rows
+from splince_fast._runtime.rows import Rows, abbreviated
+from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import check_moment_options
-from splince_fast.exceptions import InputError
-from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName
-from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
-from splince_fast.moments.block_sums import BlockSums, DiagonalAccumulator
+from splince_fast.exceptions import InputError, NotEnoughDataError, SampledScatterWarning
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.block_sums import DiagonalAccumulator
 from splince_fast.moments.buffer import LabelledRows
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.state import EPS64, Diagonal, State, head_mean
 from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
 
 # Numbers of sampled rows per feature. With fewer than LEAST_ROWS the distortion may far exceed the
-# minimum, and an error is raised. With GOOD_ROWS it exceeds the minimum by about 5 percent, with a
-# margin for the labels.
+# minimum, and an error is raised. With GOOD_ROWS it exceeds the minimum by at most 5 percent.
 LEAST_ROWS, GOOD_ROWS = 4, 22
-# Lower bound on the variances v_j, as a fraction of the largest variance. The bound applies to
-# features that were constant in all previous rows.
-_LEAST_VARIANCE = 1e-20
-
-
-@dataclass(slots=True)
-class SampledRows:
-    """The sampled rows, from which the scatter is estimated."""
-
-    rows: Accumulator  # moments of the sampled rows, with weights w / pi
-    squares: float = 0.0  # sum of the squared weights, sum (w / pi)^2
-    # products of label features over the sampled rows, and over all rows
-    labels: LabelTable = field(default_factory=LabelTable)
-    all_labels: LabelTable = field(default_factory=LabelTable)
-    position: int = 0  # number of rows from which the sample was drawn
-
-    def copy(self) -> SampledRows:
-        labels, all_labels = self.labels.copy(), self.all_labels.copy()
-        return SampledRows(self.rows.copy(), self.squares, labels, all_labels, self.position)
-
-    @property
-    def n_effective(self) -> float:
-        """Effective number of rows, (sum w)^2 / sum w^2 over the weights of the sampled rows."""
-        state = self.rows.state
-        weight = 0.0 if state is None else state.weight
-        return weight * weight / self.squares if self.squares > 0 else 0.0
+# A warning names the features whose variances in all rows and in the sample differ by more than
+# this factor.
+_FACTOR = 2.0
+# Two variances differ if their difference exceeds this number of Gaussian standard errors.
+_STANDARD_ERRORS = 4.0
 
 
 class SampledAccumulator(DiagonalAccumulator):
@@ -80,91 +49,37 @@ class SampledAccumulator(DiagonalAccumulator):
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(parameters)
-        sample_parameters = Parameters(parameters.block_rows, parameters.kinds, ())
-        self.sample = SampledRows(Accumulator(sample_parameters))
-        self._key = splitmix64(np.array([parameters.random_state], np.uint64))[0]
+        # moments of the sampled rows, with weights w / subsample
+        self.sample = Accumulator(Parameters(parameters.block_rows, {}, ()))
+        self.squares = 0.0  # sum of the squared weights
+        self.position = 0  # number of rows from which the sample was drawn
+        self._key = int(splitmix64(np.array([parameters.random_state], np.uint64))[0])
 
     @property
     def has_pending(self) -> bool:
-        return self.has_buffered or self.sample.rows.has_pending
+        return self.has_buffered or self.sample.has_pending
 
     def merge_pending(self) -> None:
         self.flush()
-        self.sample.rows.flush()
+        self.sample.flush()
 
     @property
     def nbytes(self) -> int:
-        sample = self.sample
-        tables = sample.labels.nbytes + sample.all_labels.nbytes
-        return super().nbytes + sample.rows.nbytes + tables
+        return super().nbytes + self.sample.nbytes
 
-    # -- filling ---------------------------------------------------------------------------
-
-    def _empty_state(self, width: int) -> State:
-        return State.empty_diagonal(width)
-
-    def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Compute the sums of a block, sample its rows, and add both to the state."""
-        state, rows, index, n = batch.state, block.rows, block.index, len(block)
-        weight = None if block.weight is None else np.ascontiguousarray(block.weight)
-        shift = state.mean if state.weight else head_mean(rows, weight, index)
-        requests = [batch.variables[name].request(z, weight) for name, z in block.labels.items()]
-        codes, n_sums, values = joined_requests(requests, n)
-        block_sums = BlockSums(rows, weight, shift, codes, n_sums, values, index)
-        is_first = not state.weight
-        block_sums.compute(np.zeros(len(shift)) if is_first else _inverse_variances(state))
-        block_sums.check()
-        scatter = Diagonal(block_sums.centred_squares)
-        total = block_sums.total.copy()
-        block_state = State(shift, n, block_sums.weight_sum, total, scatter)
-        if is_first:
-            block_sums.compute(_inverse_variances(block_state))
-        common = self._common_reference(state, block_state)
-        leverage = block_sums.leverage.sum(axis=0)
-        if weight is not None:
-            leverage *= weight
-        start = (int(self._key) + self.sample.position) % 2**64
-        sampled, probabilities = row_kernels.choose_rows(leverage, self.parameters.subsample, start)
-        sample_weight = (1.0 if weight is None else weight[sampled]) / probabilities
-        labels = {name: column[sampled] for name, column in block.labels.items()}
-        names = {name: _names_of(batch, name) for name in labels}
-        # Allocate before mutating.
-        sampled_index = sampled if index is None else index[sampled]
-        self._add_to_sample(rows, sampled_index, sample_weight, labels, names)
-        self._add_sums(batch, block, requests, block_state, block_sums.sums, common)
-        self.sample.position += n
-        self.sample.squares += float(sample_weight @ sample_weight)
-        if len(values):
-            self.sample.all_labels.add(block.labels, batch.variables, weight)
-        else:  # add one row per cell of equal class codes, with the weight sum of the cell
-            cell_rows, weights = block_sums.cells
-            labels_of_cells = {name: column[cell_rows] for name, column in block.labels.items()}
-            self.sample.all_labels.add(labels_of_cells, batch.variables, weights)
+    def _add_to_sample(self, block: LabelledRows, weight: Float | None) -> None:
+        start = np.uint64((self._key + self.position) % 2**64)
+        hashed = splitmix64(np.arange(len(block), dtype=np.uint64) + start)
+        # The 53 highest bits of a hash give a number in [0, 1).
+        fraction = self.parameters.subsample
+        sampled = np.flatnonzero((hashed >> np.uint64(11)) * 2.0**-53 < fraction)
+        weights = (np.ones(len(block)) if weight is None else weight)[sampled] / fraction
         if len(sampled):
-            self.sample.labels.add(labels, batch.variables, sample_weight)
-
-    def _add_to_sample(
-        self,
-        rows: NDArray[np.generic],
-        index: NDArray[np.intp],
-        weight: Float,
-        labels: Mapping[VariableName, NDArray[Any]],
-        names: Mapping[VariableName, tuple[Any, ...]],
-    ) -> None:
-        """Add the rows `index` to the sample, with their weights w / pi."""
-        if not len(index):
-            return
-        encoded: dict[VariableName, Encoded] = {}
-        for name, column in labels.items():
-            if column.dtype.kind == "i":
-                encoded[name] = ClassCodes(names[name], column)
-                continue
-            present = ~np.isnan(column).any(axis=1)
-            filled = np.where(present[:, None], column, 0.0)
-            encoded[name] = Columns(names[name], filled, None if present.all() else present)
-        self.sample.rows.update(
-            Rows.from_array(rows), weight, encoded, in_order=True, checked=True, index=index
-        )
+            rows = Rows.from_array(block.rows)
+            index = sampled if block.index is None else block.index[sampled]
+            self.sample.update(rows, weights, {}, in_order=True, checked=True, index=index)
+        self.position += len(block)
+        self.squares += float(weights @ weights)
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -174,69 +89,111 @@ class SampledAccumulator(DiagonalAccumulator):
             return
         theirs = cast(SampledAccumulator, other)
         # Add to a copy: if a MemoryError is raised, the sample is unchanged.
-        sampled = self.sample.rows.copy()
-        sampled.add(theirs.sample.rows)
+        sample = self.sample.copy()
+        sample.add(theirs.sample)
         super().add(other)
-        self._combine(sampled, self.sample, theirs, 1)
+        self.sample = sample
+        self.position += theirs.position
+        self.squares += theirs.squares
 
     def without(self, part: Accumulator) -> Accumulator:
         result = cast(SampledAccumulator, super().without(part))
         if part.state is not None:
             theirs = cast(SampledAccumulator, part)
-            sampled = self.sample.rows.without(theirs.sample.rows)
-            result._combine(sampled, result.sample, theirs, -1)
+            result.sample = self.sample.without(theirs.sample)
+            state = result.sample.state
+            remains = state is not None and state.weight > 0
+            result.squares = max(0.0, self.squares - theirs.squares) if remains else 0.0
         return result
-
-    def _combine(
-        self, rows: Accumulator, own: SampledRows, part: SampledAccumulator, sign: int
-    ) -> None:
-        theirs = part.sample
-        position = own.position + (theirs.position if sign > 0 else 0)
-        squares = max(0.0, own.squares + sign * theirs.squares)
-        if rows.state is None or not rows.state.weight:
-            squares = 0.0
-        own.labels.merge(theirs.labels, sign, self.variables, part.variables)
-        own.all_labels.merge(theirs.all_labels, sign, self.variables, part.variables)
-        self.sample = SampledRows(rows, squares, own.labels, own.all_labels, position)
-
-    def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
-        old = self.variables.get(name)
-        super().sort_classes(name, order)
-        if isinstance(old, ClassSums):
-            new = cast(ClassSums, self.variables[name])
-            self.sample.labels.reorder(name, old, new)
-            self.sample.all_labels.reorder(name, old, new)
 
     def scale(self, factor: float) -> None:
         super().scale(factor)
-        self.sample.rows.scale(factor)
-        self.sample.squares *= factor**2
-        self.sample.labels.gram *= factor
-        self.sample.all_labels.gram *= factor
+        self.sample.scale(factor)
+        self.squares *= factor**2
 
     def copy(self) -> Accumulator:
         other = cast(SampledAccumulator, super().copy())
-        other.sample = self.sample.copy()
+        other.sample, other.squares = self.sample.copy(), self.squares
+        other.position = self.position
         return other
 
 
-def _inverse_variances(state: State) -> Float:
-    """Return the inverse variances, (d,), with variances bounded below; 0 if no feature varies."""
+@dataclass(frozen=True, slots=True)
+class SampleStatistics:
+    """Properties of the sample from which Cov(x) was estimated."""
+
+    n_rows: int
+    n_effective: float  # effective number m of sampled rows, (sum w)^2 / sum w^2
+    fraction: float  # fraction of all rows that was sampled
+    unit_roundoff: float  # unit roundoff of the products in the scatter of the sample
+
+    def distortion(self, left: Float, gram: Float, regressors: int) -> tuple[float, float | None]:
+        """Estimate the distortion E|left^T right (x - mean)|^2 and its excess, without bias."""
+        # The excess is the distortion minus the least distortion of any eraser with the same
+        # constraints. The distortion is the residual variance of a regression on p other
+        # coordinates, fitted to the m sampled rows. In the sample, the residual variance is too
+        # small by the factor 1 - p / m; in other rows it exceeds the minimum by the fraction
+        # p / (m - p - 2). If the sample is a fraction f of all rows, both numerators are
+        # (1 - f) p. `gram` is right M right^T, for the estimate M of Cov(x).
+        p, m = regressors, self.n_effective
+        naive = float(np.sum((left @ left.T) * gram))
+        if m - p - 2 <= 0:
+            return naive, None
+        unseen = 1.0 - self.fraction
+        excess = unseen * p / (m - p - 2)
+        return naive / (1.0 - unseen * p / m) * (1.0 + excess), excess
+
+
+def check_sample(sampled: SampledAccumulator, shrunk: bool) -> None:
+    """Raise NotEnoughDataError if the sample has fewer than 4 rows per feature that varies."""
+    # With shrinkage, 2 rows are enough.
+    state, rows = sampled.nonempty_state(), sampled.sample.n_rows
+    varying = int(np.count_nonzero(state.second.diagonal()))
+    needed = 2 if shrunk else max(2, LEAST_ROWS * varying)
+    if rows < needed:
+        raise NotEnoughDataError(
+            f"the covariance of {state.width} features is estimated from {rows:,} sampled rows of "
+            f"{state.n_rows:,} (subsample={sampled.parameters.subsample:g}), and {needed:,} are "
+            f"needed: {LEAST_ROWS} for each feature that varies. Accumulate with a larger "
+            "subsample= (1 uses all rows), add rows, or pass shrinkage='oas'"
+        )
+
+
+def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, SampleStatistics]:
+    """Return the estimate S + D of Cov(x), and properties of the sample."""
+    # The matrix is (d, d), Fortran-ordered; only its lower triangle is valid. No rows may be
+    # buffered.
+    check_sample(sampled, shrunk=True)
+    state, sample = sampled.nonempty_state(), sampled.sample.nonempty_state()
+    n_effective = sample.weight**2 / sampled.squares
+    matrix = sample.scatter / sample.weight
+    diagonal = np.einsum("ii->i", matrix)
     variances = state.second.diagonal() / state.weight
-    largest = variances.max(initial=0.0)
-    if not largest > 0.0:
-        return np.zeros(state.width)
-    least = np.maximum((64 * EPS64 * state.mean) ** 2, _LEAST_VARIANCE * largest)
-    return np.asarray(1.0 / np.maximum(variances, least))
+    error = _STANDARD_ERRORS * (2.0 / n_effective) ** 0.5 * diagonal
+    _warn_of_variances(variances, diagonal, error, sampled.feature_names)
+    # A difference within the sampling error would inflate directions of small variance.
+    missing = variances - diagonal
+    diagonal += np.where(missing > error, missing, 0.0)
+    return matrix, SampleStatistics(
+        sample.n_rows, n_effective, sample.n_rows / state.n_rows, sample.unit_roundoff
+    )
 
 
-def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
-    """Return the names of the classes or columns of a variable, including new ones in the batch."""
-    variable, new_names = batch.variables[name], batch.new_names.get(name)
-    new = [] if batch.registered or new_names is None else list(new_names)
-    if isinstance(variable, ClassSums):
-        return (*variable.names, *new)
-    return tuple(new or cast(ColumnSums, variable).names)
+def _warn_of_variances(
+    variances: Float, sample_variances: Float, error: Float, names: Sequence[str] | None
+) -> None:
+    """Warn of features whose variances differ too much between all rows and the sample."""
+    smaller = np.minimum(variances, sample_variances)
+    difference = np.abs(variances - sample_variances)
+    features = np.flatnonzero((difference > error) & (difference > (_FACTOR - 1.0) * smaller))
+    if len(features):
+        shown = abbreviated(features, names)
+        warn(
+            f"the variance of {len(features)} feature(s) ({shown}) in the sampled rows is wrong by "
+            f"more than a factor of {_FACTOR:g}, because a few rows contribute most of it. Erasure "
+            "is exact, but x may change more than the report expects; pass a larger subsample=",
+            SampledScatterWarning,
+        )
 
 
 def arguments_of_part(arguments: Mapping[str, object], first: int) -> dict[str, Any]:

@@ -26,9 +26,7 @@ from splince_fast._runtime.rows import NO_WEIGHT, Rows, is_sparse
 from splince_fast._runtime.sparse import SparseRows, parts, subtracted
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName
-from splince_fast.moments.accumulator import Batch, joined_requests
-from splince_fast.moments.block import rows_of
-from splince_fast.moments.block_sums import BlockSums, DiagonalAccumulator, class_weights
+from splince_fast.moments.block_sums import DiagonalAccumulator, LabelSums, class_weights
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.state import Diagonal, Scatter, State, head_mean
 
@@ -222,45 +220,26 @@ class SketchAccumulator(DiagonalAccumulator):
         sketch = Sketch.zeros(width, self.sketch_size, self.parameters.random_state)
         return State(np.zeros(width), 0, 0.0, np.zeros(width), sketch)
 
-    def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Compute the sums and the sketch of a block, and add both to the state."""
-        state, n = batch.state, len(block)
-        rows = block.rows if block.index is None else rows_of(block.rows, block.index, 0, n)
-        weight = None if block.weight is None else np.ascontiguousarray(block.weight)
+    def _reduce(
+        self,
+        state: State,
+        block: LabelledRows,
+        weight: Float | None,
+        codes: NDArray[np.intp],
+        n_sums: int,
+        values: Float,
+    ) -> tuple[State, LabelSums]:
         prototype = cast(Sketch, state.second)
-        requests = [batch.variables[name].request(z, weight) for name, z in block.labels.items()]
-        codes, n_sums, values = joined_requests(requests, n)
-        reduce = _reduce_sparse if is_sparse(rows) else _reduce_dense
-        block_state, sums = reduce(rows, weight, prototype, codes, n_sums, values)
-        common = self._common_reference(state, block_state)
-        self._add_sums(batch, block, requests, block_state, sums, common)
-        if len(block.labels) > 1:
-            self.label_products.add(block.labels, batch.variables, weight, within=False)
-
-
-def _reduce_dense(
-    rows: NDArray[np.generic],
-    weight: Float | None,
-    prototype: Sketch,
-    codes: NDArray[np.intp],
-    n_sums: int,
-    values: Float,
-) -> tuple[State, tuple[Float, Float, Float, Float]]:
-    """Return the state of a block of dense rows, and the sums for its variables."""
-    # All sums are about a shift near the mean.
-    shift = head_mean(rows[:_HEAD], None if weight is None else weight[:_HEAD])
-    block_sums = BlockSums(rows, weight, shift, codes, n_sums, values)
-    block_sums.compute(np.zeros(len(shift)))
-    block_sums.check()
-    sketch = Sketch.of_block(prototype, block_sums.centred_squares)
-    add_images(rows, weight, shift, prototype.signs, sketch.images)
-    residual = block_sums.total / block_sums.weight_sum
-    add_outer(
-        sketch.images, -block_sums.weight_sum, residual, times(residual[None], prototype.signs)[0]
-    )
-    total = block_sums.total.copy()
-    state = State(shift, len(rows), block_sums.weight_sum, total, sketch)
-    return state, block_sums.sums
+        if is_sparse(block.rows):
+            return _reduce_sparse(block.rows, weight, prototype, codes, n_sums, values)
+        block_state, sums = super()._reduce(state, block, weight, codes, n_sums, values)
+        sketch = Sketch.of_block(prototype, block_state.second.matrix)
+        rows = block.rows if block.index is None else block.rows[block.index]
+        add_images(rows, weight, block_state.reference, prototype.signs, sketch.images)
+        residual, weight_sum = block_state.mean_deviation, block_state.weight
+        add_outer(sketch.images, -weight_sum, residual, times(residual[None], prototype.signs)[0])
+        block_state.second = sketch
+        return block_state, sums
 
 
 def _reduce_sparse(
@@ -270,7 +249,7 @@ def _reduce_sparse(
     codes: NDArray[np.intp],
     n_sums: int,
     values: Float,
-) -> tuple[State, tuple[Float, Float, Float, Float]]:
+) -> tuple[State, LabelSums]:
     """Return the state of a block of sparse rows, and the sums for its variables."""
     # Only stored entries are read. Columns are summed about 0, except columns whose mean is more
     # than 16 standard deviations from 0. These are summed about a shift near the mean, which makes
@@ -281,7 +260,7 @@ def _reduce_sparse(
     row_weights = NO_WEIGHT if weight is None else weight
     weight_sum = float(n) if weight is None else float(weight.sum())
 
-    def column_sums(rows: object) -> tuple[Float, Float, Float, Float]:
+    def column_sums(rows: object) -> LabelSums:
         csr = parts(rows)
         total, squares = np.zeros(d), np.empty(d)
         class_sums, products = np.zeros((n_sums, d)), np.zeros((len(values), d))

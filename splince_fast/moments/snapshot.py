@@ -30,13 +30,13 @@ from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.by_class import ClassAccumulator
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.covariance_estimate import (
+from splince_fast.moments.label_table import LabelTable
+from splince_fast.moments.sampled import (
+    SampledAccumulator,
     SampleStatistics,
-    refuse_few,
+    check_sample,
     sampled_covariance,
 )
-from splince_fast.moments.label_table import LabelTable
-from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.sketch import Sketch, SketchAccumulator
 from splince_fast.moments.variable import Variable, look_up
 
@@ -255,10 +255,6 @@ class SampleSnapshot(Snapshot):
         super().__init__(accumulator)
         self._sampled = accumulator
 
-    @property
-    def pairs(self) -> LabelTable:
-        return self._sampled.sample.all_labels
-
     @cached_property
     def _estimate(self) -> tuple[Float, SampleStatistics]:
         """Estimate of Cov(x) and its sample, computed on first use."""
@@ -269,8 +265,7 @@ class SampleSnapshot(Snapshot):
         return self._estimate[1]
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
-        if not options.shrinkage:
-            refuse_few(self._sampled)
+        check_sample(self._sampled, bool(options.shrinkage))
         matrix, estimate = self._estimate
         return matrix, 1.0, estimate.n_rows, estimate.unit_roundoff
 
@@ -286,9 +281,8 @@ class SampleSnapshot(Snapshot):
     def gram(self, rows: Float) -> Float:
         import scipy.linalg.blas
 
-        matrix, estimate = self._estimate
-        product = scipy.linalg.blas.dsymm(1.0, matrix, rows.T, lower=1)
-        return np.asarray(rows @ product - (rows * estimate.correction) @ rows.T)
+        product = scipy.linalg.blas.dsymm(1.0, self._estimate[0], rows.T, lower=1)
+        return np.asarray(rows @ product)
 
 
 def snapshot_of(accumulator: Accumulator) -> Snapshot:
@@ -474,10 +468,7 @@ class Factored:
         """
         if self.low_rank is not None:
             return self.low_rank.gram(rows)
-        product = self.factor.gram(np.ascontiguousarray(rows))
-        if self.sample is None:
-            return product
-        return np.asarray(product - (rows * self.sample.correction) @ rows.T)
+        return self.factor.gram(np.ascontiguousarray(rows))
 
     def _statistics(self) -> AbstractContextManager[Factored]:
         return nullcontext(self)

@@ -279,7 +279,7 @@ class DeviceAccumulator(Accumulator):
             state.merge_block(reference, reduced, None)
         self._commit(batch, block, {}, requests, reduced.class_sums, reduced.products)
         if len(block.labels) > 1:
-            self.label_products.add(block.labels, batch.variables, block.weight, within=False)
+            self.label_products.add(block.labels, batch.variables, block.weight)
 
 
 def _coefficients(

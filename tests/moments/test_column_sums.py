@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -164,20 +164,6 @@ def test_threads_do_not_change_the_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", count)
         found.append(state_bytes(Moments(block_rows=1500).update(X, {"z": Z})))
     assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_table_of_a_sample_counts_every_row(case: str) -> None:
-    """Rows of equal codes have equal labels: one of each stands for all."""
-    Z, tables = indicators(case), []
-    for path in (nullcontext, general_path):
-        with path():
-            moments: Any = fed(Z, subsample=0.3)
-            assert moments.mean.shape == (D,)  # merges the rows that wait
-            tables.append(moments._accumulator.sample.all_labels.gram)
-    # Sums of ones and zeros, exact in any order.
-    np.testing.assert_array_equal(*tables)
-    assert tables[0][-1, -1] == np.count_nonzero(~np.isnan(Z[:, 0]))
 
 
 def test_erasers_are_those_of_class_codes() -> None:

@@ -19,7 +19,6 @@ from naive_model import TWO_VALUED, U32, U64, scatter_error, scatter_of, two_val
 
 from splince_fast import Moments
 from splince_fast._kernels import row_kernels, sparse
-from splince_fast._runtime.hashing import splitmix64
 from splince_fast.moments import block as reducing
 
 Array = np.ndarray[Any, Any]
@@ -584,16 +583,14 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
             "sample_weight": 1.0, "block_weight": 1.0, "max_distance": 16.0, "roundings": 1e-13,
         },
         "sum_block": {
-            "block": taken, "inverse": np.ones(D), "task_columns": 16, "stripe": 16,
-            "sums": np.zeros((2, 4 + CLASSES, D)), "work": np.zeros((2, 4, D)),
-            "leverage": np.zeros((1, N)), "counter": np.zeros(1, np.int64),
+            "block": taken, "task_columns": 16, "sums": np.zeros((2, 4 + CLASSES, D)),
+            "work": np.zeros((2, 3, D)), "counter": np.zeros(1, np.int64),
         },
         "PackedFactors": {
             "left": np.ones((2, D)), "right": np.ones((2, D)), "mean": np.zeros(D),
             "shift": np.zeros(2),
         },
         "count_classes": {"labels": codes_of(N), "weight": np.ones(N), "n_classes": 1},
-        "choose_rows": {"leverage": np.ones(N), "rate": 0.5, "start": 0},
     }[entry]  # fmt: skip
 
 
@@ -608,19 +605,19 @@ def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
 
 ENTRIES = (
     "sample_columns", "Block", "centre_columns", "reduce_chunks", "add_lower",
-    "check_sums", "reference_is_far", "count_classes", "choose_rows", "sum_block", "PackedFactors",
+    "check_sums", "reference_is_far", "count_classes", "sum_block", "PackedFactors",
 )  # fmt: skip
 WRITTEN = {
     "centre_columns": {"out"},
     "reduce_chunks": {"panels", "product", "counters"},
     "add_lower": {"scatter"},
-    "sum_block": {"sums", "work", "leverage", "counter"},
+    "sum_block": {"sums", "work", "counter"},
 }
 # Sizes that are an argument's own.
 FREE = {
     ("Block", "codes", 0),
     ("Block", "values", 0), ("centre_columns", "rotations", 0), ("reduce_chunks", "rotations", 0),
-    ("count_classes", "labels", 0), ("choose_rows", "leverage", 0),
+    ("count_classes", "labels", 0),
     ("sample_columns", "rows", 1), ("sample_columns", "rows", 0), ("Block", "rows", 0),
 }  # fmt: skip
 # Sizes with room to spare.
@@ -687,7 +684,7 @@ def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> Non
         ("reduce_chunks", {"chunk": 0}), ("reduce_chunks", {"chunk": 6}),
         ("reduce_chunks", {"chunk": 12}), ("reduce_chunks", {"stripe": 0}),
         ("add_lower", {"first": -1}), ("add_lower", {"last": 6}),
-        ("count_classes", {"labels": np.full(N, -2)}), ("sum_block", {"stripe": 0}),
+        ("count_classes", {"labels": np.full(N, -2)}),
         ("sum_block", {"task_columns": 0}), ("sum_block", {"task_columns": 17}),
     ],
 )  # fmt: skip
@@ -717,21 +714,6 @@ def test_a_block_keeps_its_arrays() -> None:
     assert all(array() is not None for array in watched)
     del block
     assert all(array() is None for array in watched)
-
-
-@pytest.mark.parametrize("rate", [0.2, 1.0])
-@pytest.mark.parametrize("sizes", ["zero", "equal", "unequal"])
-def test_rows_are_chosen_by_the_hash_of_their_position(sizes: str, rate: float) -> None:
-    n, start = 500, 2**64 - 100  # positions beyond 2^64 begin again
-    size = {"zero": np.zeros(n), "equal": np.ones(n), "unequal": np.arange(n) ** 2.0}[sizes]
-    chosen, inclusion = row_kernels.choose_rows(size, rate, start)
-    expected = np.full(n, rate)
-    larger = size > size.mean()
-    expected[larger] = np.minimum(1.0, rate * size[larger] / size.mean())
-    hashed = splitmix64(np.arange(n, dtype=np.uint64) + np.uint64(start))
-    taken = np.flatnonzero((hashed >> np.uint64(11)) * 2.0**-53 < expected)
-    np.testing.assert_array_equal(chosen, taken)
-    np.testing.assert_allclose(inclusion, expected[taken], rtol=n * U64)
 
 
 # --- adding what was multiplied ------------------------------------------------------------------

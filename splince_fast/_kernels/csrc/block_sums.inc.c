@@ -1,65 +1,53 @@
-/* Sums over the parts of a block, and leverages of its rows, for `sum_block` (row_kernels.pyx).
+/* Sums over the parts of a block, for `sum_block` (row_kernels.pyx).
 
    A part is a range of `part_rows` rows; a task is a range of columns of one part. A cell consists
    of the rows of a part that have equal class codes. Its rows are summed in groups, and the sum of
    the cell is added to the sums of its classes, one class per variable. */
 
 /* Adds the centred rows of a group to `total`, and their squares to `squares`, in the columns
-   first..last. Sets `leverage` to the sums over these columns, and prefetches `prefetched`. */
+   first..last. Prefetches `prefetched`. */
 INLINE void NAME(add_squares)(const T *const x[GROUP], const T *const prefetched[GROUP],
                               const double w[GROUP], Index first, Index last, const double *shift,
-                              const double *inverse, double *RESTRICT total,
-                              double *RESTRICT squares, double leverage[GROUP]) {
+                              double *RESTRICT total, double *RESTRICT squares) {
     enum { STEP = LINE / sizeof(T) };
-    D sums[GROUP] = {broadcast_f64(0), broadcast_f64(0), broadcast_f64(0), broadcast_f64(0)};
     Index j = first;
     for (; j + STEP <= last; j += STEP) {
         for (int p = 0; p < GROUP; p++) PREFETCH(prefetched[p] + j);
         UNROLL(8)
         for (Index k = j; k < j + STEP; k += LANES) {
-            D centre = get_f64(shift + k), scale = get_f64(inverse + k);
+            D centre = get_f64(shift + k);
             D sum = get_f64(total + k), square = get_f64(squares + k);
             UNROLL(4)
             for (int p = 0; p < GROUP; p++) {
                 D y = LOAD(x[p] + k) - centre, y_y = y * y;
                 sum += w[p] * y;
                 square += w[p] * y_y;
-                sums[p] += scale * y_y;
             }
             put_f64(total + k, sum);
             put_f64(squares + k, square);
         }
     }
-    for (int p = 0; p < GROUP; p++) leverage[p] = sum_of_lanes(sums[p]);
     for (; j < last; j++)
         for (int p = 0; p < GROUP; p++) {
             double y = (double)x[p][j] - shift[j], y_y = y * y;
             total[j] += w[p] * y;
             squares[j] += w[p] * y_y;
-            leverage[p] += inverse[j] * y_y;
         }
 }
 
-/* Adds the rows order[start..stop] of a cell to the sums in `work`, in the columns first..last, and
-   writes the leverages of these rows. */
+/* Adds the rows order[start..stop] of a cell to the sums in `work`, in the columns first..last. */
 static void NAME(sum_cell)(const BlockSums *s, Index start, Index stop, Index end, Index first,
                            Index last, double *work) {
     const Block *b = s->block;
     for (Index k = start; k < stop; k += GROUP) {
         const NAME(Group) group = NAME(group)(b, b->order, k, stop);
         const T *prefetched[GROUP];
-        double w[GROUP], leverage[GROUP];
+        double w[GROUP];
         NAME(group_coefficients)(&group, b->weight, w);
         for (int p = 0; p < GROUP; p++)
             prefetched[p] = NAME(row)(b, b->order[minimum(k + p + PREFETCH_ROWS, end - 1)]);
-        for (Index stripe_first = first; stripe_first < last; stripe_first += s->stripe) {
-            Index stripe_last = minimum(stripe_first + s->stripe, last);
-            NAME(add_squares)(group.row, prefetched, w, stripe_first, stripe_last, work,
-                              work + s->work_stride, work + 2 * s->work_stride,
-                              work + 3 * s->work_stride, leverage);
-            for (int p = 0; p < group.count; p++)
-                s->leverage[stripe_first / s->stripe * b->n + group.i[p]] = leverage[p];
-        }
+        NAME(add_squares)(group.row, prefetched, w, first, last, work, work + s->work_stride,
+                          work + 2 * s->work_stride);
     }
 }
 
@@ -73,12 +61,12 @@ static void NAME(sum_task)(const BlockSums *s, Index task) {
     size_t bytes = (size_t)(last - first) * sizeof(double);
     double *sums = s->sums + part * n_sums * d, *total = sums;
     for (Index c = 0; c < n_sums; c++) memset(sums + c * d + first, 0, bytes);
-    /* The four rows of `work` hold the shift, the inverse variances, the sum of a cell and the
-       squares in aligned cache lines, because every row of the block uses these arrays. */
-    double *work = s->work + part * 4 * s->work_stride, *cell_sum = work + 2 * s->work_stride;
+    /* The three rows of `work` hold the shift, the sum of a cell and the squares in aligned cache
+       lines, because every row of the block uses these arrays. */
+    double *work = s->work + part * 3 * s->work_stride, *cell_sum = work + s->work_stride;
+    double *squares = work + 2 * s->work_stride;
     memcpy(work + first, b->shift + first, bytes);
-    memcpy(work + s->work_stride + first, s->inverse + first, bytes);
-    memset(work + 3 * s->work_stride + first, 0, bytes);
+    memset(squares + first, 0, bytes);
     for (Index start = begin, stop; start < end; start = stop) {
         for (stop = start + 1; stop < end && b->cell[stop] == b->cell[start];) stop++;
         memset(cell_sum + first, 0, bytes);
@@ -90,7 +78,7 @@ static void NAME(sum_task)(const BlockSums *s, Index task) {
             for (Index j = first; j < last && code >= 0; j++) sum[j] += cell_sum[j];
         }
     }
-    memcpy(sums + d + first, work + 3 * s->work_stride + first, bytes);
+    memcpy(sums + d + first, squares + first, bytes);
     for (Index q = 0; q < b->columns; q++) {
         double *sum = sums + (2 + b->classes + q) * d;
         for (Index i = begin; i < end; i++) {

@@ -98,16 +98,13 @@ typedef struct {
     Phase *phases; /* (number of chunks + 1,): zeros before the first call */
 } Gram;
 
-/* Arguments of `sum_block`: sums over the parts of a block about the shift, and leverages. */
+/* Arguments of `sum_block`: sums over the parts of a block about the shift. */
 typedef struct {
     const Block *block;
-    const double *inverse; /* (width,): inverse variances */
-    double *sums;          /* (parts, 2 + classes + columns, width): output */
-    double *leverage;      /* (width / stripe rounded up, n): output */
-    double *work;          /* (parts, 4, work_stride): work memory that begins at a cache line */
+    double *sums; /* (parts, 2 + classes + columns, width): output */
+    double *work; /* (parts, 3, work_stride): work memory that begins at a cache line */
     Index work_stride;
-    Index task_columns; /* columns per task, a multiple of `stripe` */
-    Index stripe;       /* number of columns whose sum makes one row of `leverage` */
+    Index task_columns; /* columns per task, a multiple of 16 */
 } BlockSums;
 
 /* A matrix of any layout; every number is aligned. */
