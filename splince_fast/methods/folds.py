@@ -165,7 +165,7 @@ def _evaluated(
     call: MethodCall, training: Sequence[Statistics], tests: Sequence[Statistics]
 ) -> FoldEvaluation:
     options, whitened = call.options, call.whitened
-    unshrunk = Options(solver=options.solver, min_scale=options.min_scale)
+    unshrunk = Options(solver=options.solver)
     # With two folds, each fold is training data for one eraser and test data for the other eraser:
     # one factor per fold is sufficient.
     factors = [test.factored(unshrunk, 0.0, None) for test in tests] if len(tests) == 2 else None

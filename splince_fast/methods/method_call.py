@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,12 @@ from splince_fast._runtime.rows import abbreviated
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, equal_noise
-from splince_fast._solve.messages import raise_failure
 from splince_fast._solve.oblique import (
     Solution,
     change,
     column_norms,
     oblique,
+    raise_failure,
     sensitivity,
     with_null_space,
     with_strength,
@@ -63,11 +63,10 @@ Float = NDArray[np.float64]
 Warnings: TypeAlias = Iterator[tuple[type[Warning], str]]  # class and text
 
 # Thresholds of the warning about sensitivity to rounding. The warning names the features whose
-# column norm in P - I is at least _AMPLIFYING times the largest. It advises min_scale if the
-# largest standard deviation of the named features is below _SMALL times the root mean square of
-# all standard deviations, and centring if |mean| exceeds _OFFSET times the total standard
-# deviation.
-_AMPLIFYING, _SMALL, _OFFSET = 0.1, 0.1, 100.0
+# column norm in P - I is at least _AMPLIFYING times the largest. It advises centring if |mean|
+# exceeds _OFFSET times the total standard deviation.
+_AMPLIFYING, _OFFSET = 0.1, 100.0
+_SHRINKAGE = 1e-6  # intensity that the warning advises
 # The warning about sensitivity to rounding requires that |P - I| exceeds this multiple of
 # sqrt(rank), the norm of an orthogonal projection.
 _OBLIQUE = 10.0
@@ -313,23 +312,16 @@ class MethodCall(NamedTuple):
         amplifying = order[norms[order] >= _AMPLIFYING * norms[order[0]]]
         ratio = float(np.sqrt(variances[amplifying].max() / variances.mean()))
         remedies = []
-        if self.whitened and self.refinement is None:
-            candidates: list[tuple[str, float]] = []
-            if 0.0 < ratio < _SMALL:
-                candidates.append(("min_scale", 10.0 ** (np.floor(np.log10(ratio)) + 1.0)))
-            if not self.options.shrinkage:
-                candidates.append(("shrinkage", 1e-6))
-            for name, value in candidates:
-                changed: dict[str, Any] = {name: value}
-                options = replace(self.options, **changed)
-                if isinstance(stats, Factored):
-                    remedies.append(f"moments.factored({name}={value:.0e})")
-                    continue
-                factor = stats.factored(options, stats.intensity(options), memory)
+        if self.whitened and self.refinement is None and not self.options.shrinkage:
+            if isinstance(stats, Factored):
+                remedies.append(f"moments.factored({_SHRINKAGE:g})")
+            else:
+                options = replace(self.options, shrinkage=_SHRINKAGE)
+                factor = stats.factored(options, _SHRINKAGE, memory)
                 other = oblique(factor, solved.span_z.rows, solved.span_y.rows, options)
                 lower, _ = sensitivity(other.left, other.right, stats.mean, float(variances.sum()))
                 if other.status == STATUS_OK and lower < effect / 2:
-                    remedies.append(f"{name}={value:.0e} (sensitivity {lower:.1e})")
+                    remedies.append(f"shrinkage={_SHRINKAGE:g} (sensitivity {lower:.1e})")
         offset = float(stats.mean @ stats.mean / variances.sum()) ** 0.5
         if offset > _OFFSET:
             remedies.append(f"centred rows (the mean is {offset:.0e} standard deviations from 0)")
@@ -388,7 +380,7 @@ def _noises(
     stats: Statistics, names: Sequence[VariableName], solution: Solution, factor: Factor | None
 ) -> tuple[Noise, ...]:
     """Return the sampling noise of Cov(x, z) for each erased variable z."""
-    rank = solution.rank_covariance + len(solution.left_out)
+    rank = solution.rank_covariance
     approximate = stats.sample is not None or stats.low_rank is not None
     if solution.solver == "none" or approximate or rank >= stats.n_rows - 1:
         rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) with enough rows
@@ -413,7 +405,7 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distor
     if stats.low_rank is not None:  # a sketch may underestimate Cov(x)
         unknown = None if solution.rank_z else 0.0
         return _Distortions(unknown, unknown)
-    if solution.solver == "cholesky" and not (shrunk or stats.sample or solution.uses_left_out):
+    if solution.solver == "cholesky" and not (shrunk or stats.sample):
         return _Distortions(solution.distortion, solution.distortion_leace)
     distortion, excess = _measured_distortion(stats, solution, shrunk)
     if not solved.span_y.names:

@@ -176,9 +176,8 @@ def repair(
             if restoration.lost_combination is not None:
                 refuse_lost(restoration, "repair", list(map(LabelColumns.of, names, variables)))
             report = _report(
-                erased, factor, restoration, span_t, float(strength), float(variances.sum()),
-                feature_names,
-            )  # fmt: skip
+                erased, factor, restoration, span_t, float(strength), float(variances.sum())
+            )
     for note in report.warnings:
         warn(note, PrecisionWarning)
     return Projection._make(
@@ -252,7 +251,6 @@ def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Fact
         return erased.factored_after_erasure(deviations, memory)
     factor, rounding = erased.factor, tolerances.erased_rounding(deviations, 0.0)
     is_noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= rounding)
-    is_noise[factor.left_out] = False
     if is_noise.any():
         raise InputError(
             f"{int(is_noise.sum())} feature(s) of the erased rows vary by rounding error only, and "
@@ -300,7 +298,7 @@ def precision_notes(
 
 def _report(
     erased: Statistics, factor: Factor, restoration: Restoration, span: Span, strength: float,
-    variance: float, names: tuple[str, ...] | None,
+    variance: float,
 ) -> Report:  # fmt: skip
     """Return the report with its warnings; `variance` is the total variance before erasure."""
     left, right = restoration.left, restoration.right
@@ -335,6 +333,5 @@ def _report(
         solver=factor.solver, tolerance=restoration.cut,
         shrinkage=erased.shrinkage if isinstance(erased, Factored) else 0.0,
         warnings=tuple(notes), sampling=None if sample is None else Sampling(sample.n_rows, None),
-        sensitivity=effect, left_out=tuple(map(int, factor.left_out)), strength=strength,
-        left_out_names=tuple(names[i] for i in factor.left_out) if names else (),
+        sensitivity=effect, strength=strength,
     )  # fmt: skip
