@@ -255,11 +255,10 @@ def _canonical_correlations(
     # `factor.admit` is not used: it would make the rank of x, and so the chance level, depend on
     # the labels.
     options = Options()
-    with stats.memory(True) as memory:
-        floor = tolerances.CONSTANT * np.abs(stats.mean)
-        factor = stats.factored(options, stats.intensity(options), memory, floor)
-        whitened = factor.whiten(np.ascontiguousarray(cross.T))
-        rank_x = min(factor.rank, stats.n_rows - 1)
+    floor = tolerances.CONSTANT * np.abs(stats.mean)
+    factor = stats.factored(options, stats.intensity(options), floor)
+    whitened = factor.whiten(np.ascontiguousarray(cross.T))
+    rank_x = min(factor.rank, stats.n_rows - 1)
     if isinstance(variable, ClassSums):
         rank_z = cross.shape[1] - 1
     else:

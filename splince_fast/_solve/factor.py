@@ -37,19 +37,17 @@ def dense(
     tolerance: float,
     intensity: float = 0.0,
     solver: str = "auto",
-    memory: Float | None = None,
 ) -> Factor:
     """Return the factor L of the shrunk covariance, L L^T = (1 - a) S + a (tr S / d) I."""
     # S = scatter / weight; the upper triangle of `scatter`, in Fortran order, is not used. A
     # feature counts as constant if its standard deviation is at most `floor`. `tolerance` is the
-    # rounding error of the eigenvalues of S scaled to unit diagonal. The factor is stored in
-    # `memory`, if it is passed.
+    # rounding error of the eigenvalues of S scaled to unit diagonal.
     d = len(floor)
     ridge = intensity * float(np.einsum("ii->", scatter)) / (weight * d) if intensity else 0.0
     factor = kernels.dense(
         scatter,
         floor,
-        np.empty(d * d) if memory is None else memory,
+        np.empty(d * d),
         per_weight=(1.0 - intensity) / weight,
         ridge=ridge,
         max_rank=d if intensity else max_rank,

@@ -92,12 +92,6 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         noise = tolerances.noise_unwhitened(factor.variance)
     noise = max(noise, factor.rounding)
     fields = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
-    if factor.status != status.STATUS_OK:
-        no_rows, no_values = np.empty((0, d)), np.empty(0)
-        return Solution(
-            factor.status, no_rows, no_rows, no_rows, 0, 0, noise, noise, 0, no_values, no_values,
-            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *fields, None, None,
-        )  # fmt: skip
     max_amplification = options.max_amplification
     result = kernels.oblique(
         factor,

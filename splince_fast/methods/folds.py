@@ -168,15 +168,14 @@ def _evaluated(
     unshrunk = Options(solver=options.solver)
     # With two folds, each fold is training data for one eraser and test data for the other eraser:
     # one factor per fold is sufficient.
-    factors = [test.factored(unshrunk, 0.0, None) for test in tests] if len(tests) == 2 else None
+    factors = [test.factored(unshrunk, 0.0) for test in tests] if len(tests) == 2 else None
 
     def solve_all(call: MethodCall, shrinkage: Shrinkage) -> list[Solved]:
         call = call.with_shrinkage(shrinkage)
         existing = factors[::-1] if factors and shrinkage is None else [None] * len(training)
         solutions = []
         for stats, factor in zip(training, existing, strict=True):
-            with stats.memory(call.whitened and factor is None) as memory:
-                solutions.append(call.solve(stats, memory, factor))
+            solutions.append(call.solve(stats, factor))
         return solutions
 
     def distortion(erasers: Sequence[Solved]) -> float:
@@ -195,7 +194,7 @@ def _evaluated(
             span_z, span_y = other.span_z, other.span_y
         else:
             # Keep one factor at a time, because a factor takes d x d numbers.
-            factor = test.factored(Options(), 0.0, None)
+            factor = test.factored(Options(), 0.0)
             span_z = span_of(test, call.erase, "erase", whitened)
             span_y = span_of(test, call.keep, "keep", whitened)
         reports.append(_evaluate(eraser, stats, test, factor, span_z, span_y))

@@ -90,7 +90,7 @@ class Solved(NamedTuple):
     mean: Float
     # projection before extension to the null space, with ranks, angles and residuals
     solution: Solution
-    factor: Factor  # factor of Cov(x); it may be stored in the work memory of the solve
+    factor: Factor  # factor of Cov(x)
     shrinkage: float
     span_z: Span
     span_y: Span
@@ -121,12 +121,9 @@ class MethodCall(NamedTuple):
             return self
         return self._replace(options=replace(self.options, shrinkage=shrinkage))
 
-    def solve(
-        self, stats: Statistics, memory: Float | None, factor: Factor | None = None
-    ) -> Solved:
+    def solve(self, stats: Statistics, factor: Factor | None = None) -> Solved:
         """Compute the eraser, without report or warnings."""
-        # `memory` is that of a factor (`Snapshot.memory`); with `factor`, the options must not
-        # request shrinkage.
+        # With `factor`, the options must not request shrinkage.
         options, whitened = self.options, self.whitened
         if self.classes_only:
             _check_classes(stats, self.erase)
@@ -138,7 +135,7 @@ class MethodCall(NamedTuple):
         elif not whitened:
             factor = stats.identity()
         elif factor is None:
-            factor = stats.factored(options, shrinkage, memory)
+            factor = stats.factored(options, shrinkage)
         solution = oblique(factor, span_z.rows, span_y.rows, options)
         if whitened and solution.rank_covariance < len(stats.mean):
             _refuse_underflow(stats, span_z)
@@ -158,9 +155,9 @@ class MethodCall(NamedTuple):
     ) -> Projection:
         """Return the eraser with its report; warnings are issued and included in the report."""
         # `complete` is applied to the report when the report is first read.
-        with moments._statistics() as stats, stats.memory(self.whitened) as memory:
+        with moments._statistics() as stats:
             try:
-                solved = self.solve(stats, memory)
+                solved = self.solve(stats)
             except InfeasibleError as error:
                 kept = self.keep if isinstance(self.keep, list) else []
                 causes = _quantities(stats, [*self.erase, *kept], "")
@@ -178,7 +175,7 @@ class MethodCall(NamedTuple):
             for category, text in chain(
                 self._many_classes(stats, solution, variance, distortions.eraser),
                 self._warnings(stats, solved),
-                self._sensitivity(stats, memory, solved, effect, norm),
+                self._sensitivity(stats, solved, effect, norm),
                 () if complete is not None else _few_rows(stats, solved),
             ):
                 notes.append(text)
@@ -301,7 +298,7 @@ class MethodCall(NamedTuple):
                 yield PrecisionWarning, text
 
     def _sensitivity(
-        self, stats: Statistics, memory: Float | None, solved: Solved, effect: float, norm: float
+        self, stats: Statistics, solved: Solved, effect: float, norm: float
     ) -> Warnings:
         """Yield a warning that names the features that amplify rounding errors, and remedies."""
         # The Frobenius norm of an orthogonal projection is sqrt(rank).
@@ -317,7 +314,7 @@ class MethodCall(NamedTuple):
                 remedies.append(f"moments.factored({_SHRINKAGE:g})")
             else:
                 options = replace(self.options, shrinkage=_SHRINKAGE)
-                factor = stats.factored(options, _SHRINKAGE, memory)
+                factor = stats.factored(options, _SHRINKAGE)
                 other = oblique(factor, solved.span_z.rows, solved.span_y.rows, options)
                 lower, _ = sensitivity(other.left, other.right, stats.mean, float(variances.sum()))
                 if other.status == STATUS_OK and lower < effect / 2:

@@ -71,10 +71,6 @@ class Snapshot:
         # machine epsilon of the rows' dtype; 0 for float64 and integers
         self.row_eps = state.row_eps
 
-    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """Return a context manager that yields work memory for a factor; None unless `whitened`."""
-        return self.accumulator.workspace(len(self.mean) ** 2) if whitened else nullcontext()
-
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> dict[VariableName, Noise]:
@@ -91,7 +87,7 @@ class Snapshot:
         parts = [accumulator.parts[name] for name in variable.names if name in accumulator.parts]
         states = [part.state for part in parts if part.state is not None and part.state.weight > 0]
         if factor is None:
-            factor = self.factored(Options(), 0.0, None)
+            factor = self.factored(Options(), 0.0)
         if len(states) < 2 or variable.weight <= factor.rank + 1:
             return {}
         _, s, directions = np.linalg.svd(factor.whiten(variable.span()), full_matrices=False)
@@ -135,9 +131,7 @@ class Snapshot:
         state = self._state
         return self._with_rounding(factors.identity(state.second.diagonal(), state.weight))
 
-    def factored(
-        self, options: Options, intensity: float, memory: Float | None, floor: Float | None = None
-    ) -> Factor:
+    def factored(self, options: Options, intensity: float, floor: Float | None = None) -> Factor:
         """Return the factor of Cov(x), shrunk with weight `intensity` of the isotropic target."""
         # `floor`, (d,), replaces `tolerances.floor`.
         scatter, weight, n_rows, roundoff = self._scatter(options)
@@ -149,7 +143,6 @@ class Snapshot:
             tolerance=tolerances.eigenvalue(len(self.mean), roundoff),
             intensity=intensity,
             solver=options.solver,
-            memory=memory,
         )
         return self._with_rounding(factor)
 
@@ -170,14 +163,14 @@ class Snapshot:
             )
         return factor
 
-    def factored_after_erasure(self, deviations: Float, memory: Float | None) -> Factor:
+    def factored_after_erasure(self, deviations: Float) -> Factor:
         """Return the factor of Cov(x), with x the rows after erasure."""
         # Features that hold rounding errors only count as constant. Their level is computed from
         # `deviations`, (d,), the standard deviations of the features before erasure.
         roundoff = self._state.second.unit_roundoff
         of_mean = max(tolerances.CONSTANT, roundoff) * np.abs(self.mean)
         floor = np.maximum(tolerances.erased_rounding(deviations, roundoff), of_mean)
-        return self.factored(Options(), 0.0, memory, floor)
+        return self.factored(Options(), 0.0, floor)
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
         """Return the matrix to factor, its divisor, the number of rows and the unit roundoff."""
@@ -214,12 +207,7 @@ class SketchSnapshot(Snapshot):
         floor = tolerances.floor(self.variances, self.mean)
         return nystroem(sketch.matrix, sketch.images, sketch.signs, self.weight, floor)
 
-    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        return nullcontext()
-
-    def factored(
-        self, options: Options, intensity: float, memory: Float | None, floor: Float | None = None
-    ) -> Factor:
+    def factored(self, options: Options, intensity: float, floor: Float | None = None) -> Factor:
         if options.solver != "auto":
             raise InputError(
                 f"solver={options.solver!r} factors a d x d matrix, which moments made with "
@@ -353,7 +341,7 @@ class Factored:
         self.row_eps = snapshot.row_eps
         self.shrinkage = snapshot.intensity(options)
         self._requested, self._solver = options.shrinkage, options.solver
-        self.factor = snapshot.factored(options, self.shrinkage, None)
+        self.factor = snapshot.factored(options, self.shrinkage)
         snapshot.store_covariance(self.factor)
         self.sample, self.low_rank = snapshot.sample, snapshot.low_rank
         self._identity = snapshot.identity()
@@ -399,23 +387,11 @@ class Factored:
         """
         return self._class_noise
 
-    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """Return a context manager that yields None: `factored` needs no work memory.
-
-        Parameters
-        ----------
-        whitened : bool
-            Ignored.
-        """
-        return nullcontext()
-
     def identity(self) -> Factor:
         """Return the factor of the identity matrix, for methods that do not whiten."""
         return self._identity
 
-    def factored(
-        self, options: Options, intensity: float, memory: Float | None, floor: Float | None = None
-    ) -> Factor:
+    def factored(self, options: Options, intensity: float, floor: Float | None = None) -> Factor:
         """Return the stored factor, if it was computed with these options.
 
         Parameters
@@ -424,8 +400,6 @@ class Factored:
             Options of the solve.
         intensity : float
             Result of :meth:`intensity`.
-        memory : None
-            Value of :meth:`memory`.
         floor : None
             Ignored.
 
