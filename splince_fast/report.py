@@ -24,7 +24,6 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.rows import abbreviated
 from splince_fast._solve import tolerances
 from splince_fast._solve.held_out import Noise, certificate, expected_r2
 from splince_fast._solve.options import is_number
@@ -232,8 +231,7 @@ class Report:
     n_rows, weight, n_features : int, float, int
         Number of rows, weight sum and number of features of the fitted data.
     rank_covariance : int or None
-        Rank of Cov(x) at its rounding level, without the features in `left_out`; None if Cov(x)
-        was not factored (SAL).
+        Rank of Cov(x) at its rounding level; None if Cov(x) was not factored (SAL).
     rank : int
         Number of removed dimensions; with ``null_space="drop"`` it includes the dimensions
         outside the range of Cov(x).
@@ -279,12 +277,6 @@ class Report:
         standard deviation of x: sqrt(E|(P - I) e|^2) / s = eps32 rms(x) |P - I|_F / s. The rounding
         error e has independent entries with standard deviation eps32 rms(x); eps32 = 2^-23,
         rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x). None for erasers that use labels.
-    left_out : tuple of int
-        Indices of the features with too little variance to be whitened (``min_scale``). The eraser
-        removes from these features only that covariance with the concept which the other features
-        predict.
-    left_out_names : tuple of str
-        Names of the features in `left_out`; empty if the features have no names.
     alpha : float
         Fraction of the change that is applied: 1, or the `alpha` of :meth:`Projection.scaled`.
         Below 1 no dimension is removed entirely, `rank` counts the changed dimensions, and a linear
@@ -335,8 +327,6 @@ class Report:
     shrinkage: float
     warnings: tuple[str, ...]
     sensitivity: float | None = None
-    left_out: tuple[int, ...] = ()
-    left_out_names: tuple[str, ...] = ()
     alpha: float = 1.0
     strength: float = 1.0
     held_out: HeldOut | None = None
@@ -502,13 +492,6 @@ class Report:
             f"{self.alpha:.3g}: a partial erasure",
         )
 
-    @property
-    def _left_out_text(self) -> str:
-        """Text on the features that are not whitened: their number and the first few."""
-        names = self.left_out_names
-        shown = abbreviated(range(len(names)), names) if names else abbreviated(self.left_out)
-        return f"{len(self.left_out)} feature(s) ({shown})"
-
     def _facts(self) -> list[tuple[str, str]]:
         support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
         sample = ""
@@ -569,8 +552,6 @@ class Report:
             facts.append(
                 ("sensitivity", f"float32 rounding moves rows by {self.sensitivity:.2g} deviations")
             )
-        if self.left_out:
-            facts.append(("not whitened", f"{self._left_out_text}, of tiny deviation"))
         if self.dropped:
             facts.append(("dropped", f"{self.dropped} kept direction(s)"))
         if labels := "; ".join(v.label for v in self.variables if v.kind):
@@ -701,15 +682,10 @@ class Report:
                 f"Rounding the rows to float32 changes the removed part by {self.sensitivity:.2g} "
                 "of the deviation of the rows (sensitivity)."
             )
-        if self.left_out:
-            lines.append(
-                f"{self._left_out_text} vary too little to be whitened: only the part of their "
-                "covariance with the concept that the other features predict is removed."
-            )
         if self.rank_covariance is not None and self.rank_covariance < self.n_features:
             lines.append(
                 f"The features vary in {self.rank_covariance} of {self.n_features} dimensions; the "
-                "others are constant, copies of others, below the rounding level, or left out."
+                "others are constant, copies of others, or below the rounding level."
             )
         return "\n".join([*lines, *(f"Warning: {text}." for text in self.warnings)])
 
@@ -937,10 +913,6 @@ def build_report(
         sampling=fit.sampling,
         sketch=fit.sketch,
         sensitivity=fit.sensitivity,
-        left_out=tuple(map(int, solution.left_out)),
-        left_out_names=tuple(fit.feature_names[i] for i in solution.left_out)
-        if fit.feature_names
-        else (),
         strength=fit.strength,
     )
 

@@ -131,8 +131,7 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     Parameters
     ----------
     moments : Moments or Factored
-        Moments of the data. A Factored snapshot must have no shrinkage; features that its
-        ``min_scale`` left out are not tested.
+        Moments of the data. A Factored snapshot must have no shrinkage.
     name : str or tuple of str
         Name of the concept.
 
@@ -253,13 +252,13 @@ def _canonical_correlations(
         # class indicators.
         present = variable.weights > 0
         cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
-    # With min_scale=0, no feature is left out of the whitening. `factor.admit` is not used: it
-    # would make the rank of x, and so the chance level, depend on the labels.
-    options = Options() if isinstance(stats, Factored) else Options(min_scale=0.0)
-    with stats.memory(True) as memory:
-        factor = stats.factored(options, stats.intensity(options), memory)
-        whitened = factor.whiten(np.ascontiguousarray(cross.T))
-        rank_x = min(factor.rank, stats.n_rows - 1)
+    # `factor.admit` is not used: it would make the rank of x, and so the chance level, depend on
+    # the labels.
+    options = Options()
+    floor = tolerances.CONSTANT * np.abs(stats.mean)
+    factor = stats.factored(options, stats.intensity(options), floor)
+    whitened = factor.whiten(np.ascontiguousarray(cross.T))
+    rank_x = min(factor.rank, stats.n_rows - 1)
     if isinstance(variable, ClassSums):
         rank_z = cross.shape[1] - 1
     else:
@@ -273,7 +272,8 @@ def _canonical_correlations(
         cancellation = float(np.max(squares[varies] / variance[varies]))
         columns, max_rank = variable.n_columns, variable.n_rows - 1
         tolerance = tolerances.eigenvalue_of_columns(columns, variable.n_rows, cancellation)
-        factor = factors.dense(covariance, 1.0, size, max_rank=max_rank, tolerance=tolerance)
+        floor = tolerances.CONSTANT * size
+        factor = factors.dense(covariance, 1.0, floor, max_rank=max_rank, tolerance=tolerance)
         whitened = factor.whiten(np.ascontiguousarray(whitened.T))
         rank_z = min(factor.rank, max_rank)
     return np.asarray(np.linalg.svd(whitened, compute_uv=False)), rank_x, rank_z

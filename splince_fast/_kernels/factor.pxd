@@ -29,7 +29,7 @@ cdef class Factor:
     cdef readonly int kind          # IDENTITY, CHOLESKY, EIGH, LOW_RANK or SPANNED
     cdef readonly int width         # number of features, d
     cdef readonly int status        # STATUS_OK, or why the factorisation failed
-    cdef readonly int constants     # number of constant or left-out features
+    cdef readonly int constants     # number of constant features
     cdef readonly int n_noise       # dimension of the noise space: eigenvalues below `tolerance`
     cdef readonly int admitted      # number of noise directions that were added to the support
     cdef readonly double smallest   # approximate smallest eigenvalue of c on the support
@@ -37,8 +37,7 @@ cdef class Factor:
     cdef readonly double variance   # trace of S
     cdef public double rounding     # rounding level of whitened spans due to the dtype of the rows
     cdef object arrays              # references that keep the memory behind the pointers alive
-    cdef readonly object inverse_scale  # (d,): 1 / scale; 0 for constant and left-out features
-    cdef readonly object left_out   # (n,) intp: features that vary and are not whitened
+    cdef readonly object inverse_scale  # (d,): 1 / scale; 0 for constant features
     cdef object null_vectors        # null basis, (d, n_null); None until `prepare_null_basis`
     cdef double* null_data          # memory of the null basis
     cdef double* diagonal           # (d,): diagonal of the scaled S; set by `remember`

@@ -1,6 +1,6 @@
 from typing import Literal
 
-from numpy import float64, intp
+from numpy import float64
 from numpy.typing import NDArray
 
 STATUS_OK: int
@@ -8,7 +8,6 @@ STATUS_INFEASIBLE: int
 STATUS_NO_CONVERGENCE: int
 STATUS_SINGULAR: int
 STATUS_RANK_DEFICIENT: int
-NO_FEATURES: NDArray[intp]
 
 class Factor:
     width: int
@@ -21,7 +20,6 @@ class Factor:
     variance: float
     rounding: float
     inverse_scale: NDArray[float64]
-    left_out: NDArray[intp]
     @property
     def solver(self) -> Literal["none", "cholesky", "eigh", "low-rank", "refined"]: ...
     @property
@@ -36,37 +34,29 @@ class Factor:
     def remember(self, scatter: NDArray[float64], per_weight: float) -> None: ...
     def gram(self, columns: NDArray[float64]) -> NDArray[float64]: ...
     def admit(self, spans: NDArray[float64]) -> Factor: ...
-    def with_left_out(self) -> Factor: ...
 
 def identity(diagonal: NDArray[float64], per_weight: float) -> Factor: ...
 def of_columns(
     columns: NDArray[float64],
     variances: NDArray[float64],
-    mean: NDArray[float64],
+    floor: NDArray[float64],
     diagonal_scale: NDArray[float64] | None = ...,
     column_scale: NDArray[float64] | None = ...,
     *,
     smallest: float,
-    constant: float,
-    left_out: NDArray[intp] = ...,
 ) -> Factor: ...
 def dense(
     scatter: NDArray[float64],
-    mean: NDArray[float64],
+    floor: NDArray[float64],
     memory: NDArray[float64],
     *,
     per_weight: float,
     ridge: float,
     max_rank: int,
     tolerance: float,
-    constant: float,
     force_eigh: bool,
     allow_eigh: bool,
-    left_out: NDArray[intp] = ...,
 ) -> Factor: ...
-def count_weak(
-    variances: NDArray[float64], mean: NDArray[float64], min_scale: float, mean_fraction: float
-) -> int: ...
 def norm_and_offset(
     left: NDArray[float64], right: NDArray[float64], mean: NDArray[float64], variance: float
 ) -> tuple[float, float]: ...

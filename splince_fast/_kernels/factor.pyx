@@ -13,9 +13,8 @@ diag(e) plus a low-rank matrix: ``L0 = diag(sqrt(e)) (I + Q diag(sqrt(1 + s^2) -
 has few orthonormal columns. The second is for S known only on the column space of B, with
 B^T S B = I: ``L^+ = B^T``, and a solution is optimal within this space (Rayleigh-Ritz).
 
-Features can be left out of the whitening. S is then replaced by a block diagonal matrix, in which
-the block of these features is zero, so that L^+ ignores them. `with_left_out` returns a second
-factor, in which this block is the diagonal matrix of their variances.
+Constant features, with a standard deviation of at most the rounding level of the rows, have a row of
+zeros in L^+.
 
 All functions run without the GIL; failures are status codes. Factors are immutable, and threads may
 share them.
@@ -34,10 +33,6 @@ from splince_fast._kernels.shapes cimport check_length
 # its inverse.
 cdef enum:
     SMALL = 64
-
-# Default of `left_out`: all features are whitened.
-NO_FEATURES = np.empty(0, np.intp)
-NO_FEATURES.flags.writeable = False
 
 cdef double ONE = 1.0
 cdef double ZERO = 0.0
@@ -74,43 +69,23 @@ cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nog
             b[j * d + i] *= weight[i]
 
 
-cdef void set_scale(Factor f, const double* variances, Py_ssize_t stride, const double* mean,
-                    double per_weight, double ridge, double constant) noexcept nogil:
+cdef void set_scale(Factor f, const double* variances, Py_ssize_t stride, const double* floor,
+                    double per_weight, double ridge) noexcept nogil:
     """Set `scale` to the standard deviations and `inverse` to their inverses.
 
     The variance of feature j is per_weight * variances[j * stride] + ridge. A feature whose standard
-    deviation is below `constant` times |mean| counts as constant, and gets the values 1 and 0.
+    deviation is at most `floor` counts as constant, and gets the values 1 and 0.
     """
     cdef Py_ssize_t j
-    cdef double variance, threshold
+    cdef double variance
     cdef bint varies
     for j in range(f.width):
         variance = per_weight * variances[j * stride] + ridge
         f.variance += variance
-        threshold = constant * fabs(mean[j])
-        varies = variance > threshold * threshold and variance > 0.0
+        varies = variance > floor[j] * floor[j] and variance > 0.0
         f.scale[j] = sqrt(variance) if varies else 1.0
         f.inverse[j] = 1.0 / f.scale[j] if varies else 0.0
         f.constants += not varies
-
-
-cdef int leave_out(Factor f, object left_out) except -1:
-    """Treat the features in `left_out`, (n,) intp in ascending order, as constant."""
-    if left_out is NO_FEATURES:
-        return 0
-    if left_out is None:
-        raise TypeError("left_out is None; it must be an array of feature indices")
-    cdef const Py_ssize_t[::1] features = left_out
-    cdef Py_ssize_t i, previous = -1
-    for i in range(features.shape[0]):
-        if features[i] <= previous or features[i] >= f.width:
-            raise ValueError(f"left_out contains {features[i]}; it must contain indices of "
-                             f"features, from 0 to {f.width - 1} and in ascending order")
-        previous = features[i]
-        f.constants += f.inverse[previous] > 0.0
-        f.inverse[previous] = 0.0
-    f.left_out = np.array(features)
-    return 0
 
 
 cdef void set_unit_diagonal(Factor f, const double* scatter, double per_weight) noexcept nogil:
@@ -160,7 +135,7 @@ cdef class Factor:
     rank : int
         Rank of S at the rounding level, including admitted directions.
     constants : int
-        Number of constant or left-out features.
+        Number of constant features.
     n_noise : int
         Dimension of the noise space: number of eigenvalues of the unit-diagonal S that count as
         rounding error.
@@ -173,9 +148,7 @@ cdef class Factor:
     variance : float
         Trace of S.
     inverse_scale : (d,) float64
-        1 / standard deviation of each feature; 0 for constant and left-out features.
-    left_out : (n,) intp
-        Features that vary and are not whitened.
+        1 / standard deviation of each feature; 0 for constant features.
     """
 
     @property
@@ -234,7 +207,6 @@ cdef class Factor:
         """
         cdef Py_ssize_t d = self.width, i, j
         cdef double[::1] diagonal, memory
-        cdef const double[::1] inverse_scale = self.with_left_out().inverse_scale
         check_length(scatter.shape[0], d, "scatter")
         check_length(scatter.shape[1], d, "scatter")
         diagonal_a = np.empty(d)
@@ -247,10 +219,10 @@ cdef class Factor:
             self.arrays = (self.arrays, np.asarray(memory))
         with nogil:
             for j in range(d):
-                diagonal[j] = per_weight * scatter[j, j] * inverse_scale[j] * inverse_scale[j]
+                diagonal[j] = per_weight * scatter[j, j] * self.inverse[j] * self.inverse[j]
                 for i in range(j + 1, d):
                     self.upper[i * d + j] = (
-                        per_weight * scatter[i, j] * inverse_scale[i] * inverse_scale[j])
+                        per_weight * scatter[i, j] * self.inverse[i] * self.inverse[j])
                 if self.kind != CHOLESKY:
                     self.upper[j * d + j] = 0.0
 
@@ -277,28 +249,6 @@ cdef class Factor:
             gemm(b"T", b"N", k, k, d, 1.0, &b[0, 0], d, &sb[0, 0], d, 0.0, &g[0, 0], k)
         return result
 
-    def with_left_out(self):
-        """Return a factor of S that also whitens the left-out features.
-
-        S is taken as block diagonal: the block of the left-out features is the diagonal matrix of
-        their variances.
-        """
-        if self.kind == SPANNED:
-            raise RuntimeError("solver 'refined' cannot whiten left-out features: S is known only "
-                               "on the span of the columns")
-        cdef Factor new = self.shallow_copy()
-        cdef double[::1] inverse
-        cdef const Py_ssize_t[::1] left_out = self.left_out
-        cdef Py_ssize_t i
-        inverse_a = np.array(self.inverse_scale)
-        inverse = inverse_a
-        for i in range(left_out.shape[0]):
-            inverse[left_out[i]] = 1.0 / self.scale[left_out[i]]
-        new.constants -= <int>left_out.shape[0]
-        new.inverse_scale, new.left_out = inverse_a, self.left_out[:0]
-        new.inverse = &inverse[0]
-        return new
-
     cdef Factor shallow_copy(self):
         """Return a copy that shares all memory with this factor, except the null basis."""
         cdef Factor new = Factor.__new__(Factor)
@@ -307,7 +257,7 @@ cdef class Factor:
         new.n_noise, new.admitted, new.columns = self.n_noise, self.admitted, self.columns
         new.smallest, new.tolerance, new.variance = self.smallest, self.tolerance, self.variance
         new.rounding = self.rounding
-        new.inverse_scale, new.left_out, new.arrays = self.inverse_scale, self.left_out, self
+        new.inverse_scale, new.arrays = self.inverse_scale, self
         new.c, new.scale, new.inverse = self.c, self.scale, self.inverse
         new.inverse_root, new.noise_basis = self.inverse_root, self.noise_basis
         new.admitted_basis, new.diagonal, new.upper = (
@@ -506,31 +456,6 @@ cdef void unwhiten_columns(Factor f, double* b, int k, double* scratch) noexcept
             b[j * d + i] = b[j * d + i] * f.scale[i] if f.inverse[i] > 0.0 else 0.0
 
 
-def count_weak(const double[::1] variances not None, const double[::1] mean not None,
-               double min_scale, double mean_fraction):
-    """Return the number of features whose standard deviation is below one of two thresholds.
-
-    Parameters
-    ----------
-    variances, mean : (d,) float64
-        Variances and means of the features.
-    min_scale : float, non-negative
-        Threshold relative to the root mean square standard deviation.
-    mean_fraction : float, non-negative
-        Threshold relative to the |mean| of the same feature.
-    """
-    cdef Py_ssize_t d = variances.shape[0], j, count = 0
-    cdef double total = 0.0, threshold, mean_threshold
-    check_length(mean.shape[0], d, "mean")
-    for j in range(d):
-        total += variances[j] / d
-    threshold = min_scale * (min_scale * total)
-    for j in range(d):
-        mean_threshold = mean_fraction * mean[j]
-        count += variances[j] < threshold or variances[j] < mean_threshold * mean_threshold
-    return count
-
-
 def norm_and_offset(const double[:, ::1] left not None, const double[:, ::1] right not None,
               const double[::1] mean not None, double variance):
     """Return |left^T right|_F and |mean|^2 / variance, in O(d r^2) time.
@@ -574,7 +499,7 @@ cdef Factor new_factor(int kind, int d, double[::1] memory):
     cdef double[:, ::1] v = vectors
     f.kind, f.width, f.smallest = kind, d, 1.0
     f.c, f.scale, f.inverse = &memory[0], &v[0, 0], &v[1, 0]
-    f.inverse_scale, f.left_out = vectors[1], NO_FEATURES
+    f.inverse_scale = vectors[1]
     f.arrays = (vectors, memory)
     return f
 
@@ -593,9 +518,8 @@ def identity(const double[::1] diagonal not None, double per_weight):
 
 
 def of_columns(double[:, ::1] columns not None, const double[::1] variances not None,
-               const double[::1] mean not None, double[::1] diagonal_scale=None,
-               double[::1] column_scale=None, *, double smallest, double constant,
-               left_out=NO_FEATURES):
+               const double[::1] floor not None, double[::1] diagonal_scale=None,
+               double[::1] column_scale=None, *, double smallest):
     """Return the factor of S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D.
 
     Without `diagonal_scale` and `column_scale`, return the factor of S on the column space of a
@@ -608,8 +532,8 @@ def of_columns(double[:, ::1] columns not None, const double[::1] variances not 
         `columns`, `diagonal_scale` and `column_scale`.
     variances : (d,) float64
         D^2, the variances of the features.
-    mean, constant, left_out
-        As for `dense`. Rows of Q are 0 for left-out features.
+    floor : (d,) float64
+        As for `dense`. Rows of Q are 0 for constant features.
     diagonal_scale : (d,) float64 or None
         1 / sqrt(e); None with B.
     column_scale : (r,) float64 or None
@@ -620,7 +544,7 @@ def of_columns(double[:, ::1] columns not None, const double[::1] variances not 
     """
     cdef int d = <int>variances.shape[0], r = <int>columns.shape[0]
     check_length(columns.shape[1], d, "columns")
-    check_length(mean.shape[0], d, "mean")
+    check_length(floor.shape[0], d, "floor")
     flat = np.asarray(columns).reshape(-1)
     cdef int kind = SPANNED if diagonal_scale is None else LOW_RANK
     cdef Factor f = new_factor(kind, d, flat if r else np.empty(1))
@@ -633,24 +557,21 @@ def of_columns(double[:, ::1] columns not None, const double[::1] variances not 
     elif r > d or column_scale is not None:
         raise ValueError(f"columns has {r} rows for {d} features, or column_scale was passed "
                          "without diagonal_scale")
-    set_scale(f, &variances[0], 1, &mean[0], 1.0, 0.0, constant)
-    leave_out(f, left_out)
+    set_scale(f, &variances[0], 1, &floor[0], 1.0, 0.0)
     return f
 
 
 def dense(
     const double[::1, :] scatter not None,
-    const double[::1] mean not None,
+    const double[::1] floor not None,
     double[::1] memory not None,
     *,
     double per_weight,
     double ridge,
     Py_ssize_t max_rank,
     double tolerance,
-    double constant,
     bint force_eigh,
     bint allow_eigh,
-    left_out=NO_FEATURES,
 ):
     """Factor S = per_weight * scatter + ridge * I.
 
@@ -658,8 +579,8 @@ def dense(
     ----------
     scatter : (d, d) float64, Fortran order
         Scatter matrix, of which the lower triangle is read.
-    mean : (d,) float64
-        Mean of x.
+    floor : (d,) float64, non-negative
+        A feature with a standard deviation of at most this value counts as constant.
     memory : float64
         At least d * d numbers, of which the factor takes ownership.
     per_weight, ridge : float
@@ -668,14 +589,10 @@ def dense(
         Upper bound of the rank of S, which follows from the number of rows.
     tolerance : float
         Eigenvalues of the unit-diagonal S up to this value count as rounding error.
-    constant : float
-        A feature with a standard deviation below this fraction of |mean| counts as constant.
     force_eigh : bool
         Always use the eigendecomposition.
     allow_eigh : bool
         Use the eigendecomposition if S is rank deficient.
-    left_out : (n,) intp
-        Features that vary and are not whitened, in ascending order.
 
     Returns
     -------
@@ -690,13 +607,12 @@ def dense(
     if d == 0:
         raise ValueError("scatter has shape (0, 0); a factor needs at least one feature")
     check_length(scatter.shape[1], d, "scatter")
-    check_length(mean.shape[0], d, "mean")
+    check_length(floor.shape[0], d, "floor")
     if memory.shape[0] < <Py_ssize_t>d * d:
         raise ValueError(f"memory has {memory.shape[0]} numbers; a factor needs {d} * {d}")
     cdef Factor f = new_factor(CHOLESKY, d, memory)
     f.tolerance = tolerance
-    set_scale(f, &scatter[0, 0], d + 1, &mean[0], per_weight, ridge, constant)
-    leave_out(f, left_out)
+    set_scale(f, &scatter[0, 0], d + 1, &floor[0], per_weight, ridge)
     # `estimate_smallest_eigenvalue` needs d^2 numbers to invert a small factor. For others LAPACK
     # needs 3 d and d integers.
     work = np.empty(d * d if d <= SMALL else 4 * d)

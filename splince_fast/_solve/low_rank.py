@@ -35,8 +35,9 @@ _STRIPE = 1 << 12
 class LowRank:
     """Covariance approximation M = diag(unexplained) + U U^T, used in place of Cov(x)."""
 
-    variances: Float  # (d,): variances and means of the features; `variances` is the diagonal of M
-    mean: Float
+    # (d,): variances, the diagonal of M, and the largest standard deviations of constant features
+    variances: Float
+    floor: Float
     unexplained: Float  # (d,): diagonal of D: the part of each variance that U U^T does not explain
     vectors: Float  # (d, r): U
 
@@ -49,38 +50,34 @@ class LowRank:
         images = rows @ self.vectors
         return np.asarray((rows * self.unexplained) @ rows.T + images @ images.T)
 
-    def factor(
-        self, intensity: float = 0.0, left_out: NDArray[np.intp] = kernels.NO_FEATURES
-    ) -> Factor:
+    def factor(self, intensity: float = 0.0) -> Factor:
         """Return the factor L with L L^T = (1 - a) M + a (tr M / d) I and a = `intensity`."""
-        # `left_out` holds the indices of features that are left out of the whitening.
         unexplained, variances, vectors = self.unexplained, self.variances, self.vectors
         if intensity:
             ridge = intensity * float(variances.mean())
             unexplained = (1 - intensity) * unexplained + ridge
             variances = (1 - intensity) * variances + ridge
             vectors = vectors * (1 - intensity) ** 0.5
-        varies = _varies(variances, self.mean)
-        varies[left_out] = False
+        varies = variances > self.floor**2
         e = np.divide(unexplained, variances, out=np.ones_like(unexplained), where=varies)
         scale = np.where(varies, np.sqrt(np.maximum(unexplained, 0.0)), np.inf)
         scaled = vectors / scale[:, None]
         q, sizes = _orthonormal(scaled)
         return kernels.of_columns(
-            q, variances, self.mean, 1.0 / np.sqrt(e), 1.0 / np.sqrt(1.0 + sizes**2) - 1.0,
-            smallest=float(e.min()), constant=tolerances.CONSTANT, left_out=left_out,
+            q, variances, self.floor, 1.0 / np.sqrt(e), 1.0 / np.sqrt(1.0 + sizes**2) - 1.0,
+            smallest=float(e.min()),
         )  # fmt: skip
 
 
 def nystroem(
-    squares: Float, images: Float, signs: NDArray[np.int8], weight: float, mean: Float
+    squares: Float, images: Float, signs: NDArray[np.int8], weight: float, floor: Float
 ) -> LowRank:
     """Return the Nystroem approximation of Cov(x) = S / weight, from diag(S) and the sketch S O."""
     # `squares` is diag(S), and `images` is the sketch S O with the signs O. Features with a
-    # standard deviation below the rounding error of their mean count as constant.
+    # standard deviation of at most `floor` count as constant.
     d, r = images.shape
     variances = squares / weight
-    varies = _varies(variances, mean)
+    varies = variances > floor**2
     core = np.zeros((r, r))
     for start in range(0, d, _STRIPE):
         part = slice(start, start + _STRIPE)
@@ -98,12 +95,7 @@ def nystroem(
     vectors[over] *= np.sqrt(variances[over] / explained[over])[:, None]
     explained = np.minimum(explained, variances)
     unexplained = np.where(varies, np.maximum(variances - explained, minimum), 0.0)
-    return LowRank(variances, mean, unexplained, vectors)
-
-
-def _varies(variances: Float, mean: Float) -> NDArray[np.bool_]:
-    """Return the mask of features that vary above the rounding level, as in `factor.dense`."""
-    return np.asarray((variances > (tolerances.CONSTANT * np.abs(mean)) ** 2) & (variances > 0))
+    return LowRank(variances, floor, unexplained, vectors)
 
 
 def _orthonormal(columns: Float) -> tuple[Float, Float]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-import numpy as np
-
 from splince_fast._kernels import factor as status
-from splince_fast.exceptions import InfeasibleError, SplinceError
+from splince_fast.exceptions import SplinceError
 from splince_fast.labels.names import VariableName, listed
 
 
@@ -18,25 +16,6 @@ def common_text(erased: Sequence[VariableName], kept: Sequence[VariableName]) ->
     if not both:
         return ""
     return f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=. "
-
-
-def raise_infeasible(
-    cosine: float, sine: float, rank_y: int, rank_z: int, erased: list[str], kept: list[str],
-    method: str,
-) -> NoReturn:  # fmt: skip
-    """Raise InfeasibleError with the variables, the angle between their spans, and remedies."""
-    amplification = np.inf if sine == 0 else 1 / sine
-    raise InfeasibleError(
-        f"{common_text(erased, kept)}"
-        f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
-        "the kept variables lies in the span of the erased variables, and erasure removes this "
-        f"direction (largest principal cosine {cosine:.12g}, amplification {amplification:.1e}; "
-        f"ranks {rank_y} and {rank_z}). Typical causes: a kept and an erased variable are the same "
-        "or functions of each other, or there are fewer rows or features than classes. Keep fewer "
-        "variables, pass on_infeasible='drop' to keep the other directions, limit the cost with "
-        "max_amplification=, or use leace, which keeps no variable",
-        cosine,
-    )
 
 
 def raise_numerical(code: int, solver: str) -> NoReturn:

@@ -6,7 +6,7 @@ that is factored, and P is the projection.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,10 @@ from splince_fast._kernels import factor as status
 from splince_fast._kernels import oblique as kernels
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
+from splince_fast._solve.messages import common_text, raise_numerical
 from splince_fast._solve.options import Options
+from splince_fast.exceptions import InfeasibleError
+from splince_fast.labels.names import listed
 
 Float = NDArray[np.float64]
 
@@ -64,10 +67,6 @@ class Solution(NamedTuple):
     # (n, d): orthonormal basis of the complement of the support, constant features first; None
     # unless ``null_space="drop"``
     null_basis: Float | None
-    left_out: NDArray[np.intp]  # (n,): features that vary and were not whitened
-    # Whether the change (I - P) x depends on the features in `left_out`. It does, with S taken as
-    # block diagonal, if the other features alone cannot separate the erased from the kept span.
-    uses_left_out: bool
     # (n_erased, d): component of the erased span off the support of S; None if S has full rank
     off_support: Float | None
 
@@ -81,12 +80,8 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     """Solve for the projection that erases `span_z`, (kz, d), and keeps `span_y`, (ky, d)."""
     # The docstring of :mod:`splince_fast._kernels.oblique` gives the equations. The support of S is
     # first extended by directions whose variance is at the rounding level, but in which a span
-    # exceeds rounding error (`Factor.admit`).
-    # P changes the features that the factor leaves out, but the change does not depend on them:
-    # `right` is 0 for left-out features. Both constraints then hold for all features if they hold
-    # for the others. The change depends on the left-out features, with S taken as block diagonal,
-    # if directions of the erased span lie in left-out features alone, or if the other features
-    # cannot separate the erased from the kept span.
+    # exceeds rounding error (`Factor.admit`). P changes constant features, too, but the change
+    # does not depend on them: `right` is 0 for these features.
     if factor.n_noise and not factor.admitted:
         factor = factor.admit(np.concatenate([span_z, span_y]))
     d, solver = factor.width, factor.solver
@@ -97,13 +92,6 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         noise = tolerances.noise_unwhitened(factor.variance)
     noise = max(noise, factor.rounding)
     fields = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
-    if factor.status != status.STATUS_OK:
-        no_rows, no_values = np.empty((0, d)), np.empty(0)
-        return Solution(
-            factor.status, no_rows, no_rows, no_rows, 0, 0, noise, noise, 0, no_values, no_values,
-            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *fields, None, factor.left_out, False,
-            None,
-        )  # fmt: skip
     max_amplification = options.max_amplification
     result = kernels.oblique(
         factor,
@@ -116,27 +104,34 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     )
     null_basis = None
     if whitened and options.null_space == "drop":
-        constant = np.setdiff1d(np.flatnonzero(factor.inverse_scale == 0.0), factor.left_out)
-        unit_vectors = np.zeros((len(constant), d))
-        unit_vectors[np.arange(len(constant)), constant] = 1.0
+        unit_vectors = np.eye(d)[factor.inverse_scale == 0.0]
         null_basis = np.concatenate([unit_vectors, factor.null_basis.T])
     off_support = None
     if factor.n_null:
         off_support = span_z - factor.unwhiten(result[3][: len(span_z)])
-        off_support[:, factor.left_out] = 0.0
-    solution = Solution._make(
-        (*result, noise, *fields, null_basis, factor.left_out, False, off_support)
+    return Solution._make((*result, noise, *fields, null_basis, off_support))
+
+
+def raise_failure(
+    solution: Solution, erased: list[str], kept: list[str], method: str, solver: str
+) -> NoReturn:
+    """Raise the error for the status of a failed solve, with cause and remedy."""
+    if solution.status != status.STATUS_INFEASIBLE:
+        raise_numerical(solution.status, solver)
+    cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
+    sine = float(solution.sines.min())
+    amplification = np.inf if sine == 0 else 1 / sine
+    raise InfeasibleError(
+        f"{common_text(erased, kept)}"
+        f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
+        "the kept variables lies in the span of the erased variables, and erasure removes this "
+        f"direction (largest principal cosine {cosine:.12g}, amplification {amplification:.1e}; "
+        f"ranks {solution.rank_y} and {solution.rank_z}). Typical causes: a kept and an erased "
+        "variable are the same or functions of each other, or there are fewer rows or features "
+        "than classes. Keep fewer variables, pass on_infeasible='drop' to keep the other "
+        "directions, limit the cost with max_amplification=, or use leace, which keeps no variable",
+        cosine,
     )
-    if not len(factor.left_out) or solver == "refined":
-        return solution
-    infeasible = solution.status != status.STATUS_OK
-    if infeasible or solution.dropped or solution.rank_z < len(span_z):
-        full = oblique(factor.with_left_out(), span_z, span_y, options)
-        if full.status == status.STATUS_OK and (
-            infeasible or full.dropped < solution.dropped or full.rank_z > solution.rank_z
-        ):
-            return full._replace(left_out=factor.left_out, uses_left_out=True)
-    return solution
 
 
 def with_strength(
@@ -148,8 +143,6 @@ def with_strength(
     # distortion is D_LEACE + b^2 (D_P - D_LEACE), because P - P_LEACE = X H^+ K^T, with K = S^+
     # (Cov(x, y) - X) and H = K^T Cov(x, y), and the changes by P_LEACE and by X H^+ K^T are
     # orthogonal.
-    if solution.uses_left_out:
-        factor = factor.with_left_out()
     if factor.n_noise:  # `left` of LEACE and of P agree only on the same support
         factor = factor.admit(np.concatenate([span_z, span_y]))
     leace, b = oblique(factor, span_z, span_y[:0], options), options.strength
@@ -173,12 +166,11 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     if null is None or not len(null):
         return left, right
     inverse: Float = np.where(solution.inverse_scale == 0.0, 1.0, solution.inverse_scale)
-    inverse[solution.left_out] = 0.0
     dual: Float = null
     rank = solution.rank_y - solution.dropped
     if rank:
         basis = np.linalg.svd(kept * inverse, full_matrices=False)[2][:rank]
-        scaled = np.divide(null, inverse, out=np.zeros_like(null), where=inverse > 0)
+        scaled = null / inverse
         inside = scaled @ basis.T
         sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
         inside[np.abs(inside) <= 16 * tolerances.EPS * len(inverse) * sizes] = 0.0

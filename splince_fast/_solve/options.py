@@ -127,16 +127,6 @@ OPTIONS = {
             "factorisation of the covariance",
         ),
         Option(
-            "min_scale",
-            "auto",
-            lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
-            "'auto' or a number in [0, 1)",
-            "do not whiten features with a standard deviation below A times the root mean "
-            "square standard deviation; 0 whitens all",
-            ("auto",),
-            number=float,
-        ),
-        Option(
             "strength",
             1,
             _in_unit_interval,
@@ -240,7 +230,6 @@ class Options:
     shrinkage: float | str | None = None
     rank_tol: float | str = "auto"
     solver: str = "auto"
-    min_scale: float | str = "auto"
     strength: float = 1
 
     def __post_init__(self) -> None:

@@ -44,12 +44,9 @@ class Subspace:
 
     def factor(self, metric: LowRank, like: Factor) -> Factor:
         """Return a factor that whitens by B^T."""
-        # The variances and the mean come from `metric`, an approximation of Cov(x). The rounding
-        # level, the smallest eigenvalue and the left-out features come from `like`, its factor.
+        # The variances and their floor come from `metric`, an approximation of Cov(x). The rounding
+        # level and the smallest eigenvalue come from `like`, its factor.
         basis = np.ascontiguousarray(self.basis)
-        factor = kernels.of_columns(
-            basis, metric.variances, metric.mean, smallest=like.smallest,
-            constant=tolerances.CONSTANT, left_out=like.left_out,
-        )  # fmt: skip
+        factor = kernels.of_columns(basis, metric.variances, metric.floor, smallest=like.smallest)
         factor.rounding = like.rounding
         return factor

@@ -15,8 +15,7 @@ covariance that is factored.
 `AMPLIFICATION`        largest amplification without a warning
 `SENSITIVITY`          largest change of erased rows by float32 rounding without a warning, in
                        standard deviations of x
-`MIN_SCALE`            smallest standard deviation of a feature that is whitened by default,
-                       relative to the root mean square of the standard deviations
+`floor`                largest standard deviation of a feature that counts as constant
 `NOISE_FRACTION`       rounding error of the squared norm of whitened spans, as a fraction of it
 `MIN_UNEXPLAINED`      minimum fraction of a variance outside the low-rank part of an approximation
 `LABELS`               rounding error of the eigenvalues of the correlation matrix of label columns,
@@ -52,8 +51,8 @@ AMPLIFICATION = 1e4
 SENSITIVITY = 1e-3
 
 # Features with a standard deviation below this fraction of the root mean square standard deviation
-# are not whitened by default. Features in units as different as 1e-12 and 1e12 have a ratio of
-# 1e-24; the other factor of 100 allows for features that vary unequally in the same unit.
+# count as constant. Features in units as different as 1e-12 and 1e12 have a ratio of 1e-24; the
+# other factor of 100 allows for features that vary unequally in the same unit.
 MIN_SCALE = 1e-26
 
 # A part of the whitened spans counts as rounding error if its fraction of their squared norm is
@@ -70,6 +69,11 @@ LABELS = 1e-10
 # A low-rank approximation of Cov(x) leaves at least this fraction of each variance to its diagonal
 # part. Whitening divides by the root of the fraction, and smaller fractions are rounding error.
 MIN_UNEXPLAINED = 1e-10
+
+
+def floor(variances: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the largest standard deviations of features that count as constant, (d,)."""
+    return np.asarray(np.maximum(CONSTANT * np.abs(mean), MIN_SCALE * variances.mean() ** 0.5))
 
 
 def eigenvalue(d: int, roundoff: float) -> float:

@@ -31,7 +31,7 @@ def with_flags(
 ) -> str:
     """Replace Python arguments in a message by flags of a command.
 
-    For example, ``min_scale=1e-8`` becomes ``--min-scale 1e-8``. `variables` maps names of the
+    For example, ``rank_tol=1e-8`` becomes ``--rank-tol 1e-8``. `variables` maps names of the
     library, such as "task", to those of the command line.
     """
     # A parameter after a slash, a quote or a hyphen may be part of a path, and is not replaced. A

@@ -405,7 +405,7 @@ class SPLINCE(_Eraser):
 
     Parameters
     ----------
-    max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, min_scale, strength
+    max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, strength
         Options of :func:`splince_fast.splince`; ``shrinkage="cv"`` is possible in `fit` only.
     subsample : float in (0, 1] or "auto"
         As in :class:`Moments`. "auto" takes the smallest sample for which the expected distortion
@@ -478,7 +478,6 @@ class SPLINCE(_Eraser):
     shrinkage: float | str | None = None
     rank_tol: float | str = "auto"
     solver: str = "auto"
-    min_scale: float | str = "auto"
     strength: float = 1
     subsample: float | str = 1.0
     sketch_size: int | None = None
@@ -495,7 +494,7 @@ class LEACE(_Eraser):
 
     Parameters
     ----------
-    null_space, shrinkage, rank_tol, solver, min_scale
+    null_space, shrinkage, rank_tol, solver
         As for :class:`SPLINCE`.
     subsample, sketch_size, passes, kinds, concept_from
         As for :class:`SPLINCE`.
@@ -534,7 +533,6 @@ class LEACE(_Eraser):
     shrinkage: float | str | None = None
     rank_tol: float | str = "auto"
     solver: str = "auto"
-    min_scale: float | str = "auto"
     subsample: float | str = 1.0
     sketch_size: int | None = None
     passes: int = 0

@@ -34,7 +34,6 @@ def splince(
     shrinkage: float | str | None = None,
     rank_tol: float | str = "auto",
     solver: str = "auto",
-    min_scale: float | str = "auto",
     strength: float = 1,
     refine: object = None,
     passes: int = 1,
@@ -79,13 +78,6 @@ def splince(
     solver : {"auto", "cholesky", "eigh"}
         Factorisation of Cov(x). "auto" is Cholesky unless Cov(x) is rank deficient at its rounding
         level.
-    min_scale : "auto" or float in [0, 1)
-        Features with a standard deviation below this value times the root mean square standard
-        deviation are not whitened. The change P x - x affects these features, but does not depend
-        on them; both constraints hold exactly for all features. If directions of the concept lie in
-        these features alone, the change depends on them, too, with Cov(x) taken as block diagonal.
-        "auto" is 1e-26; for rows of at most 32 bits, features with a standard deviation below eps32
-        times |mean| are not whitened either. With shrinkage, "auto" whitens all features.
     strength : float in [0, 1]
         Fraction b that is restored of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
         removes: P_b = (1 - b) P_LEACE + b P and P_b Cov(x, y) = Cov(x, y) - (1 - b) X. The
@@ -154,9 +146,8 @@ def splince(
     """
     check_moments(moments)
     options = Options(
-        max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, min_scale,
-        strength,
-    )  # fmt: skip
+        max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, strength
+    )
     if keep is None:
         raise InputError(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
@@ -174,7 +165,6 @@ def leace(
     shrinkage: float | str | None = None,
     rank_tol: float | str = "auto",
     solver: str = "auto",
-    min_scale: float | str = "auto",
     refine: object = None,
     passes: int = 1,
 ) -> Projection:
@@ -190,7 +180,7 @@ def leace(
         Moments of x and of the erased variables, as for :func:`splince`.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
-    null_space, shrinkage, rank_tol, solver, min_scale, refine, passes
+    null_space, shrinkage, rank_tol, solver, refine, passes
         As for :func:`splince`.
 
     Examples
@@ -204,7 +194,7 @@ def leace(
     2
     """
     check_moments(moments)
-    options = Options(None, "raise", null_space, shrinkage, rank_tol, solver, min_scale)
+    options = Options(None, "raise", null_space, shrinkage, rank_tol, solver)
     again = Refinement.of(refine, passes)
     erased = names_of(erase, "erase")
     return eraser_of(moments, MethodCall("LEACE", True, erased, None, options, again))

@@ -210,7 +210,7 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
                 (call.with_shrinkage(intensity) for intensity in (*INTENSITIES, "oas")),
                 key=lambda candidate: _mean_distortion(candidate, pairs),
             )
-        erasers = [_solve(call, fitted) for fitted, _ in pairs]
+        erasers = [call.solve(fitted) for fitted, _ in pairs]
         reports = tuple(
             _fold_report(call, eraser, fitted, test)
             for eraser, (fitted, test) in zip(erasers, pairs, strict=True)
@@ -232,13 +232,8 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
     )  # fmt: skip
 
 
-def _solve(call: MethodCall, fitted: Statistics) -> Solved:
-    with fitted.memory(call.whitened) as memory:
-        return call.solve(fitted, memory)
-
-
 def _mean_distortion(call: MethodCall, pairs: Pairs) -> float:
-    return float(np.mean([_distortion(_solve(call, fitted), test) for fitted, test in pairs]))
+    return float(np.mean([_distortion(call.solve(fitted), test) for fitted, test in pairs]))
 
 
 def _rank(call: MethodCall, eraser: Solved, fitted: Statistics) -> int:
@@ -273,7 +268,7 @@ def _fold_report(
 ) -> FoldReport:
     """Evaluate an eraser, which was fitted to the rows of `fitted`, on the fold `test`."""
     left, right = eraser.left, eraser.right
-    factor = test.factored(Options(), 0.0, None)
+    factor = test.factored(Options(), 0.0)
     span_z = span_of(test, call.erase, "erase", call.whitened)
     span_y = span_of(test, call.keep, "keep", call.whitened)
     removed = factor.whiten(np.ascontiguousarray(left))

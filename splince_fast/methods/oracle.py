@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels.factor import STATUS_OK
 from splince_fast._runtime.rows import cause_text
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
-from splince_fast._solve.messages import common_text, raise_numerical
+from splince_fast._solve.messages import common_text
 from splince_fast._solve.oblique import change
 from splince_fast._solve.options import OPTIONS, Options
 from splince_fast._solve.restore import (
@@ -142,15 +141,13 @@ def oracle(
             raise InputError(f"erase names the joint cells {name!r}; name the variables one by one")
     if text := common_text(erased, kept):
         raise InfeasibleError(text.rstrip(". "), 1.0)
-    with statistics(total) as stats, stats.memory(True) as memory:
+    with statistics(total) as stats:
         span_z = span_of(stats, erased, "erase", True)
         span_y = span_of(stats, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])
         z = [LabelColumns.of(name, stats.variable(name)) for name in erased]
         y = [LabelColumns.of(name, stats.variable(name)) for name in kept]
         _check_rows(stats, [*z, *y])
-        factor = stats.factored(Options(), 0.0, memory)
-        if factor.status != STATUS_OK:
-            raise_numerical(factor.status, "auto")
+        factor = stats.factored(Options(), 0.0)
         # Whiten both spans in one call.
         spans = np.concatenate([span_z.rows, span_y.rows])
         whitened_spans = factor.whiten(spans)
@@ -227,10 +224,7 @@ class _Reused:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stats, name)
 
-    def memory(self, whitened: bool) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def factored(self, options: Options, intensity: float, memory: Float | None) -> Factor:
+    def factored(self, options: Options, intensity: float) -> Factor:
         return self._factor
 
     def _statistics(self) -> AbstractContextManager[_Reused]:

@@ -201,7 +201,7 @@ class Refinement:
         if options.shrinkage:
             raise InputError("refine= does not shrink the covariance; leave shrinkage= out")
         reader = ExtraPasses(self.source, stats, self.passes)
-        first = stats.factored(options, stats.intensity(options), None)
+        first = stats.factored(options, stats.intensity(options))
         low_rank, sketch = stats.low_rank, stats.sketch
         inverse = first.inverse_scale
         spans = np.where(inverse > 0, np.concatenate([span_z, span_y]), 0.0)

@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import spans
-from splince_fast._kernels.factor import STATUS_OK, Factor
+from splince_fast._kernels.factor import Factor
 from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.rows import check_feature_names
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
-from splince_fast._solve.messages import raise_numerical
 from splince_fast._solve.oblique import change, sensitivity
 from splince_fast._solve.options import OPTIONS, Options
 from splince_fast._solve.restore import Restoration, inverse_units, restore, shrunk_solves
@@ -162,23 +161,19 @@ def repair(
         span_x = np.concatenate([_aligned(*pair) for pair in pairs])
         units = np.sqrt(np.maximum(variances, erased.variances))
         units[units <= tolerances.CONSTANT * np.abs(erased.mean)] = 0.0
-        with erased.memory(True) as memory:
-            factor = _factor(erased, np.sqrt(variances), memory)
-            if factor.status != STATUS_OK:
-                raise_numerical(factor.status, "auto")
-            rows, intensity = np.ascontiguousarray(span_t.rows), erased.intensity(Options())
-            if intensity:
-                scaled = erased.gram(np.diag(inverse_units(units)))
-                whitened, solved = shrunk_solves(scaled, rows, units, intensity)
-            else:
-                whitened, solved = factor.whiten(rows), factor.solve(rows)
-            restoration = restore(whitened, solved, rows, span_x, units, float(strength))
-            if restoration.lost_combination is not None:
-                refuse_lost(restoration, "repair", list(map(LabelColumns.of, names, variables)))
-            report = _report(
-                erased, factor, restoration, span_t, float(strength), float(variances.sum()),
-                feature_names,
-            )  # fmt: skip
+        factor = _factor(erased, np.sqrt(variances))
+        rows, intensity = np.ascontiguousarray(span_t.rows), erased.intensity(Options())
+        if intensity:
+            scaled = erased.gram(np.diag(inverse_units(units)))
+            whitened, solved = shrunk_solves(scaled, rows, units, intensity)
+        else:
+            whitened, solved = factor.whiten(rows), factor.solve(rows)
+        restoration = restore(whitened, solved, rows, span_x, units, float(strength))
+        if restoration.lost_combination is not None:
+            refuse_lost(restoration, "repair", list(map(LabelColumns.of, names, variables)))
+        report = _report(
+            erased, factor, restoration, span_t, float(strength), float(variances.sum())
+        )
     for note in report.warnings:
         warn(note, PrecisionWarning)
     return Projection._make(
@@ -242,17 +237,16 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
     return before.span()
 
 
-def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Factor:
+def _factor(erased: Statistics, deviations: Float) -> Factor:
     """Return the factor of T = Cov(t), without features whose variation is rounding error.
 
     `deviations` are those before erasure. Raises InputError for a `Factored` that uses such
     features.
     """
     if isinstance(erased, Snapshot):
-        return erased.factored_after_erasure(deviations, memory)
+        return erased.factored_after_erasure(deviations)
     factor, rounding = erased.factor, tolerances.erased_rounding(deviations, 0.0)
     is_noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= rounding)
-    is_noise[factor.left_out] = False
     if is_noise.any():
         raise InputError(
             f"{int(is_noise.sum())} feature(s) of the erased rows vary by rounding error only, and "
@@ -300,7 +294,7 @@ def precision_notes(
 
 def _report(
     erased: Statistics, factor: Factor, restoration: Restoration, span: Span, strength: float,
-    variance: float, names: tuple[str, ...] | None,
+    variance: float,
 ) -> Report:  # fmt: skip
     """Return the report with its warnings; `variance` is the total variance before erasure."""
     left, right = restoration.left, restoration.right
@@ -335,6 +329,5 @@ def _report(
         solver=factor.solver, tolerance=restoration.cut,
         shrinkage=erased.shrinkage if isinstance(erased, Factored) else 0.0,
         warnings=tuple(notes), sampling=None if sample is None else Sampling(sample.n_rows, None),
-        sensitivity=effect, left_out=tuple(map(int, factor.left_out)), strength=strength,
-        left_out_names=tuple(names[i] for i in factor.left_out) if names else (),
+        sensitivity=effect, strength=strength,
     )  # fmt: skip

@@ -640,10 +640,7 @@ class Moments:
         with self._lock:
             return self._flushed().variable(name)
 
-    def factored(
-        self, shrinkage: float | str | None = None, *, solver: str = "auto",
-        min_scale: float | str = "auto",
-    ) -> Factored:  # fmt: skip
+    def factored(self, shrinkage: float | str | None = None, *, solver: str = "auto") -> Factored:
         """Return an immutable snapshot with Cov(x) factored, for several erasers.
 
         Every method and :func:`splince_fast.concept_strength` accept the snapshot in place of
@@ -651,7 +648,7 @@ class Moments:
 
         Parameters
         ----------
-        shrinkage, solver, min_scale
+        shrinkage, solver
             As for :func:`splince_fast.splince`.
 
         Returns
@@ -678,7 +675,7 @@ class Moments:
         >>> [sf.leace(kept, erase=name).rank for name in ("z", "y")]
         [1, 1]
         """
-        options = Options(shrinkage=shrinkage, solver=solver, min_scale=min_scale)
+        options = Options(shrinkage=shrinkage, solver=solver)
         with self._statistics() as snapshot:
             return Factored(snapshot, options)
 

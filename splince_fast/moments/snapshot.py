@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.keywords import described_type
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
-from splince_fast._solve.factor import Factor, weak_features
+from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, class_noise
 from splince_fast._solve.low_rank import LowRank, nystroem
 from splince_fast._solve.options import Options
@@ -72,17 +71,13 @@ class Snapshot:
         # machine epsilon of the rows' dtype; 0 for float64 and integers
         self.row_eps = state.row_eps
 
-    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """Return a context manager that yields work memory for a factor; None unless `whitened`."""
-        return self.accumulator.workspace(len(self.mean) ** 2) if whitened else nullcontext()
-
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> dict[VariableName, Noise]:
         """Return the noise of Cov(x, z), with z the variable `by` of the moments."""
         # The result is empty for moments without `by`, if z is not in `names`, has one class, or
-        # has too few rows for the rank of Cov(x). `factor` is of Cov(x) without shrinkage; another
-        # one is computed if it is None or leaves out features.
+        # has too few rows for the rank of Cov(x). `factor` is of Cov(x) without shrinkage; it is
+        # computed if it is None.
         import scipy.linalg.blas
 
         accumulator, by = self.accumulator, self.accumulator.parameters.by
@@ -91,8 +86,8 @@ class Snapshot:
         variable = cast(ClassSums, self.variable(by))
         parts = [accumulator.parts[name] for name in variable.names if name in accumulator.parts]
         states = [part.state for part in parts if part.state is not None and part.state.weight > 0]
-        if factor is None or len(factor.left_out):
-            factor = self.factored(Options(min_scale=0.0), 0.0, None)
+        if factor is None:
+            factor = self.factored(Options(), 0.0)
         if len(states) < 2 or variable.weight <= factor.rank + 1:
             return {}
         _, s, directions = np.linalg.svd(factor.whiten(variable.span()), full_matrices=False)
@@ -136,21 +131,18 @@ class Snapshot:
         state = self._state
         return self._with_rounding(factors.identity(state.second.diagonal(), state.weight))
 
-    def factored(self, options: Options, intensity: float, memory: Float | None) -> Factor:
+    def factored(self, options: Options, intensity: float, floor: Float | None = None) -> Factor:
         """Return the factor of Cov(x), shrunk with weight `intensity` of the isotropic target."""
-        d = len(self.mean)
+        # `floor`, (d,), replaces `tolerances.floor`.
         scatter, weight, n_rows, roundoff = self._scatter(options)
-        left_out = weak_features(self.variances, self.mean, options.min_scale, roundoff, intensity)
         factor = factors.dense(
             scatter,
             weight,
-            self.mean,
+            tolerances.floor(self.variances, self.mean) if floor is None else floor,
             max_rank=n_rows - 1,
-            tolerance=tolerances.eigenvalue(d, roundoff),
+            tolerance=tolerances.eigenvalue(len(self.mean), roundoff),
             intensity=intensity,
             solver=options.solver,
-            memory=memory,
-            left_out=left_out,
         )
         return self._with_rounding(factor)
 
@@ -171,18 +163,14 @@ class Snapshot:
             )
         return factor
 
-    def factored_after_erasure(self, deviations: Float, memory: Float | None) -> Factor:
+    def factored_after_erasure(self, deviations: Float) -> Factor:
         """Return the factor of Cov(x), with x the rows after erasure."""
-        # Features that hold rounding errors only are left out. The level of rounding errors is
-        # computed from `deviations`, (d,), the standard deviations of the features before erasure
-        # (`tolerances.erased_rounding`).
+        # Features that hold rounding errors only count as constant. Their level is computed from
+        # `deviations`, (d,), the standard deviations of the features before erasure.
         roundoff = self._state.second.unit_roundoff
         of_mean = max(tolerances.CONSTANT, roundoff) * np.abs(self.mean)
-        other = copy(self)
-        # A feature counts as constant if its standard deviation is at most CONSTANT times its mean.
-        other.mean = np.maximum(tolerances.erased_rounding(deviations, roundoff), of_mean)
-        other.mean /= tolerances.CONSTANT
-        return other.factored(Options(min_scale=tolerances.MIN_SCALE), 0.0, memory)
+        floor = np.maximum(tolerances.erased_rounding(deviations, roundoff), of_mean)
+        return self.factored(Options(), 0.0, floor)
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
         """Return the matrix to factor, its divisor, the number of rows and the unit roundoff."""
@@ -216,22 +204,16 @@ class SketchSnapshot(Snapshot):
     def low_rank(self) -> LowRank:  # type: ignore[override]
         """Approximation of Cov(x), computed on first use."""
         sketch = self.sketch
-        return nystroem(sketch.matrix, sketch.images, sketch.signs, self.weight, self.mean)
+        floor = tolerances.floor(self.variances, self.mean)
+        return nystroem(sketch.matrix, sketch.images, sketch.signs, self.weight, floor)
 
-    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        return nullcontext()
-
-    def factored(self, options: Options, intensity: float, memory: Float | None) -> Factor:
+    def factored(self, options: Options, intensity: float, floor: Float | None = None) -> Factor:
         if options.solver != "auto":
             raise InputError(
                 f"solver={options.solver!r} factors a d x d matrix, which moments made with "
                 "sketch_size= do not store; leave solver at 'auto'"
             )
-        sketch = self.sketch
-        left_out = weak_features(
-            self.variances, self.mean, options.min_scale, sketch.unit_roundoff, intensity
-        )
-        return self._with_rounding(self.low_rank.factor(intensity, left_out))
+        return self._with_rounding(self.low_rank.factor(intensity))
 
     def store_covariance(self, factor: Factor) -> None:
         """Do nothing, since `gram` uses `low_rank`."""
@@ -306,7 +288,7 @@ class Factored:
     snapshot : Snapshot
         Statistics to copy.
     options : Options
-        Shrinkage, solver and minimum standard deviation.
+        Shrinkage and solver.
 
     Attributes
     ----------
@@ -353,8 +335,7 @@ class Factored:
         self.row_eps = snapshot.row_eps
         self.shrinkage = snapshot.intensity(options)
         self._requested, self._solver = options.shrinkage, options.solver
-        self._min_scale = options.min_scale
-        self.factor = snapshot.factored(options, self.shrinkage, None)
+        self.factor = snapshot.factored(options, self.shrinkage)
         snapshot.store_covariance(self.factor)
         self.sample, self.low_rank = snapshot.sample, snapshot.low_rank
         self._identity = snapshot.identity()
@@ -400,21 +381,11 @@ class Factored:
         """
         return self._class_noise
 
-    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """Return a context manager that yields None: `factored` needs no work memory.
-
-        Parameters
-        ----------
-        whitened : bool
-            Ignored.
-        """
-        return nullcontext()
-
     def identity(self) -> Factor:
         """Return the factor of the identity matrix, for methods that do not whiten."""
         return self._identity
 
-    def factored(self, options: Options, intensity: float, memory: Float | None) -> Factor:
+    def factored(self, options: Options, intensity: float, floor: Float | None = None) -> Factor:
         """Return the stored factor, if it was computed with these options.
 
         Parameters
@@ -423,13 +394,13 @@ class Factored:
             Options of the solve.
         intensity : float
             Result of :meth:`intensity`.
-        memory : None
-            Value of :meth:`memory`.
+        floor : None
+            Ignored.
 
         Raises
         ------
         InputError
-            `options` differ in shrinkage, solver or minimum standard deviation.
+            `options` differ in shrinkage or solver.
         """
         if options.shrinkage is not None and options.shrinkage != self._requested:
             raise InputError(
@@ -440,11 +411,6 @@ class Factored:
             raise InputError(
                 f"solver is {options.solver!r}, and these moments were factored by "
                 f"{self.factor.solver!r}; pass solver= to moments.factored(), or pass the moments"
-            )
-        if options.min_scale not in ("auto", self._min_scale):
-            raise InputError(
-                f"min_scale is {options.min_scale!r}, and these moments were factored with "
-                f"{self._min_scale!r}; pass min_scale= to moments.factored(), or pass the moments"
             )
         return self.factor
 

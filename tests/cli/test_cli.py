@@ -188,11 +188,6 @@ def test_every_option_reaches_its_method(here: Path, told: Told) -> None:
     assert report_of("shrunk").shrinkage == 0.25
     told(*start, "--method", "leace", "--shrinkage", "oas", "-o", "oas")
     assert 0 < report_of("oas").shrinkage < 1
-    np.save("uneven.npy", np.load("X.npy") * np.array([1, 1, 1, 1, 1, 1e-3]))
-    uneven = ["fit", "uneven.npy", *start[2:], "--keep", "job"]
-    told(*uneven, "--min-scale", "0.01", "-o", "uneven")
-    assert report_of("uneven").left_out == (5,)
-    assert "1 feature(s) (5), of tiny deviation" in told("inspect", "uneven")
     told(*start, "--method", "Mean-Projection", "-o", "mean")
     told(*start, "--method", "sal", "-o", "sal")
     assert sf.Projection.load("mean").method == "MeanProjection"
@@ -378,8 +373,8 @@ KEEP = f"{FIT} --keep job"
         (f"{FIT} --method mean_projection --shrinkage .1 -o e", "it applies to splince, leace"),
         (f"{KEEP} --shrinkage some -o e", "invalid"),
         (f"{KEEP} --shrinkage 2 -o e", "a number in [0, 1]"),
-        (f"{KEEP} --min-scale 1 -o e", "a number in [0, 1)"),
-        (f"{FIT} --method sal --min-scale .1 -o e", "it applies to splince, leace"),
+        (f"{KEEP} --rank-tol 1 -o e", "a number in [0, 1)"),
+        (f"{FIT} --method sal --null-space drop -o e", "it applies to splince, leace"),
         (f"{KEEP} -o e --checkpoint ./e", "is the file of --output, too"),
         (f"{KEEP} -o e --save-moments ./e", "is the file of --output, too"),
         (f"{KEEP} -o e --checkpoint labels.csv", "is an input, too"),
@@ -1119,7 +1114,7 @@ def test_tables_hold_the_labels_that_an_eraser_needs(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("use min_scale=1e-08 or shrinkage='oas'.", "use --min-scale 1e-08 or --shrinkage oas."),
+        ("use rank_tol=1e-08 or shrinkage='oas'.", "use --rank-tol 1e-08 or --shrinkage oas."),
         ("leave keep= out", "leave --keep out"),
         ("shrinkage=0.5, or fewer rows", "--shrinkage 0.5, or fewer rows"),
         ("no file 'data/keep=1/a.npy'", "no file 'data/keep=1/a.npy'"),
@@ -1127,10 +1122,10 @@ def test_tables_hold_the_labels_that_an_eraser_needs(
         ("pass refine= a source", "pass refine= a source"),  # no flag of the command
         ("keep is 3; it must be None, 'oas' or 1", "--keep is 3; it must be 'oas' or 1"),
         ("n_seeds is 0", "--seeds is 0"),
-        ("pass min_scale, too, or leave keep out", "pass --min-scale, too, or leave --keep out"),
-        ("what it must keep is 'min_scale'", "what it must keep is 'min_scale'"),
+        ("pass rank_tol, too, or leave keep out", "pass --rank-tol, too, or leave --keep out"),
+        ("what it must keep is 'rank_tol'", "what it must keep is 'rank_tol'"),
         ("pass keep=None", "leave --keep out"),
-        ("p = P(z = min_scale)", "p = P(z = min_scale)"),
+        ("p = P(z = rank_tol)", "p = P(z = rank_tol)"),
         ("repair them, e.g. X = X[np.isfinite(X).all(axis=1)]. Or", "repair them. Or"),
         (
             "pass kinds={'a': 'classes'} (on the command line: --kind a=classes); kinds={...: "
@@ -1144,6 +1139,6 @@ def test_tables_hold_the_labels_that_an_eraser_needs(
 )
 def test_messages_name_the_flags_of_the_command(text: str, expected: str) -> None:
     args = argparse.Namespace(
-        keep=None, kind=None, min_scale=None, seeds=None, shrinkage=None, variables={"task": "job"}
+        keep=None, kind=None, rank_tol=None, seeds=None, shrinkage=None, variables={"task": "job"}
     )
     assert _with_flags(text, args) == expected

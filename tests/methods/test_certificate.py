@@ -123,7 +123,6 @@ def test_control_degrees_of_freedom_count_directions_that_are_not_wide() -> None
         sf.sal,
         sf.mean_projection,
         partial(sf.leace, shrinkage=0.1),
-        partial(sf.leace, min_scale=0.9),
     ],
 )
 def test_bound_holds_for_every_map_of_this_kernel(method: Any) -> None:

@@ -125,7 +125,6 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "on_infeasible": ["ignore"],
     "null_space": ["identity"],
     "shrinkage": [-0.1, 1.5, float("nan"), "lw"],
-    "min_scale": [1.0, -1e-3, float("nan"), "none", None],
     "rank_tol": [1.0, -1e-3, float("nan"), "tight"],
     "solver": ["svd", None],
 }

@@ -38,13 +38,13 @@ def covariance() -> Array:
     return np.asfortranarray(rows.T @ rows)
 
 
-def dense(scatter: Array, mean: Array, memory: Array, **options: Any) -> factor.Factor:
+def dense(scatter: Array, floor: Array, memory: Array, **options: Any) -> factor.Factor:
     settings = {"per_weight": 1.0, "ridge": 0.0, "max_rank": D, "tolerance": 1e-14,
-                "constant": 1e-14, "force_eigh": False, "allow_eigh": True}  # fmt: skip
-    return factor.dense(scatter, mean, memory, **(settings | options))
+                "force_eigh": False, "allow_eigh": True}  # fmt: skip
+    return factor.dense(scatter, floor, memory, **(settings | options))
 
 
-of_columns = partial(factor.of_columns, smallest=1.0, constant=1e-14)
+of_columns = partial(factor.of_columns, smallest=1.0)
 solve = partial(oblique.oblique, noise=1e-14, relative=1e-14, drop_below=0.0, may_drop=False)
 
 
@@ -53,9 +53,9 @@ def made(kind: str) -> factor.Factor:
     if kind == "identity":
         return factor.identity(ones, 1.0)
     if kind == "low_rank":
-        return of_columns(numbers(2, D), ones, ones, ones.copy(), np.zeros(2))
+        return of_columns(numbers(2, D), ones, np.zeros(D), ones.copy(), np.zeros(2))
     if kind == "spanned":
-        return of_columns(numbers(2, D), ones, ones)
+        return of_columns(numbers(2, D), ones, np.zeros(D))
     return dense(covariance(), np.zeros(D), np.empty(D * D), force_eigh=kind == "eigh")
 
 
@@ -76,9 +76,9 @@ def remembering() -> factor.Factor:
 
 KINDS = ("identity", "cholesky", "eigh", "low_rank", "spanned")
 COLUMNS = {"columns": numbers(K, D)}
-FIGURES = {"variances": np.ones(D), "mean": np.ones(D)}
+FIGURES = {"variances": np.ones(D), "floor": np.zeros(D)}
 SQUARES = {"squares": 9.0 * np.eye(K), "reference": np.zeros(K)}
-FACTORED = {"scatter": covariance(), "mean": np.zeros(D), "memory": np.empty(D * D)}
+FACTORED = {"scatter": covariance(), "floor": np.zeros(D), "memory": np.empty(D * D)}
 
 
 def free(*axes: tuple[str, int]) -> frozenset[tuple[str, int]]:
@@ -119,7 +119,6 @@ ENTRIES = {
         partial(factor.norm_and_offset, variance=1.0),
         {"left": numbers(K, D), "right": numbers(K, D), "mean": np.ones(D)},
     ),
-    "count_weak": Entry(partial(factor.count_weak, min_scale=0.1, mean_fraction=0.0), FIGURES),
     "low_rank": Entry(
         of_columns,
         COLUMNS | {"diagonal_scale": np.ones(D), "column_scale": np.zeros(K)} | FIGURES,
@@ -236,19 +235,6 @@ def test_a_factor_of_another_kind_of_object_is_refused() -> None:
     for other in (None, object(), np.ones(D)):
         with pytest.raises(TypeError):
             solve(other, np.ones((1, D)), np.ones((0, D)))
-
-
-@pytest.mark.parametrize("wrong", [[D], [-1], [1, 1], [2, 0], [0.0], [[0]], None])
-def test_features_left_out_must_be_features_in_order(wrong: Any) -> None:
-    left_out: Any = None if wrong is None else np.array(wrong)
-    ones, columns = np.ones(D), numbers(2, D)
-    for call, arguments in (
-        (dense, (covariance(), np.zeros(D), np.empty(D * D))),
-        (of_columns, (columns, ones, ones, ones.copy(), np.zeros(2))),
-        (of_columns, (columns, ones, ones)),
-    ):
-        with pytest.raises((ValueError, TypeError)):
-            call(*arguments, left_out=left_out)
 
 
 def test_a_covariance_of_no_feature_is_refused() -> None:

@@ -79,13 +79,12 @@ def factored(p: Problem, **options: Any) -> kernel.Factor:
         "ridge": 0.0,
         "max_rank": p.d,
         "tolerance": 4 * p.d * EPS,
-        "constant": 64 * EPS,
         "force_eigh": False,
         "allow_eigh": True,
     }
-    mean = options.pop("mean", np.zeros(p.d))
+    floor = 64 * EPS * np.abs(options.pop("mean", np.zeros(p.d)))
     return kernel.dense(
-        np.asfortranarray(p.s), mean, np.full(p.d**2, np.nan), **(defaults | options)
+        np.asfortranarray(p.s), floor, np.full(p.d**2, np.nan), **(defaults | options)
     )
 
 
