@@ -196,6 +196,31 @@ def test_every_option_reaches_its_method(here: Path, told: Told) -> None:
     assert sf.Projection.load("both").rank == 2
 
 
+def test_shrinkage_is_chosen_on_folds(here: Path, told: Told) -> None:
+    X, gender, group = np.load("X.npy"), np.load("gender.npy"), np.arange(N) // 3
+    np.save("group.npy", group)
+    start = ["fit", "X.npy", "--labels", "gender.npy", "--erase", "gender", "--force", "-o", "e"]
+    source = sf.sources.from_npy("X.npy", {"gender": gender})
+    source.files += ("gender.npy",)
+    sf.Moments.from_blocks(source, folds=2, checkpoint="folds")
+    assert sf.Moments.load("folds").n_rows == N  # of folds, their sum
+    err = told(*start, "--checkpoint", "folds", code=2)
+    assert "holds 'folds', and 'moments' was expected" in err
+    for flags, groups in (
+        ([], None),
+        (["--checkpoint", "folds"], None),
+        (["--labels", "group.npy", "--groups", "group"], "group"),
+    ):
+        assert "held-out rows" in told(*start, "--shrinkage", "cv", *flags)
+        folds = sf.Folds(2, groups=groups).update(X, {"gender": gender, "group": group})
+        best = sf.leace(folds, erase="gender", shrinkage="cv")
+        agree("e", best)
+        assert best.report is not None
+        assert report_of("e").held_out.distortion == pytest.approx(
+            best.report.held_out.distortion, rel=1e-9
+        )
+
+
 def test_rows_sampled_sketched_and_read_again(here: Path, told: Told) -> None:
     start = ["fit", "a.npy", "b.npy", "--labels", "labels.csv", "--erase", "gender", "--method"]
     start += ["leace", "--checkpoint", "c", "--force"]
@@ -385,7 +410,7 @@ KEEP = f"{FIT} --keep job"
         (f"{KEEP} --sketch-size 2 --subsample auto -o e", "exclude each other"),
         (f"{KEEP} --sketch-size 2 --shrinkage cv -o e", "pass a number"),
         (f"{KEEP} --sketch-size 2 --solver eigh -o e", "at 'auto'"),
-        (f"{KEEP} --sketch-size 2 --groups age -o e", "leave --groups out"),
+        (f"{KEEP} --groups age -o e", "leave --groups out"),
         (f"{KEEP} --passes 2 -o e", "pass --sketch-size, too"),
         (f"{FIT} --method sal --sketch-size 2 --passes 2 -o e", "splince, leace"),
         (f"{KEEP} --kind job -o e", "must be NAME=classes or"),

@@ -84,21 +84,6 @@ def test_figures_are_those_of_the_rows(method: str, k: int) -> None:
             assert fold.kept == pytest.approx(1 - lost, rel=1e-9)
 
 
-def test_the_eraser_is_that_of_all_rows_and_its_report_shows_the_means() -> None:
-    x, z, y = data()
-    found = sf.cross_report(split_rows(x, 2, z=z, y=y), erase="z", keep="y")
-    whole = sf.splince(sf.Moments().update(x, {"z": z, "y": y}), erase="z", keep="y")
-    np.testing.assert_allclose(found.eraser.matrix(), whole.matrix(), atol=1e-10)
-    report = found.eraser.report
-    assert report is not None
-    assert report.held_out.distortion == pytest.approx(np.mean(found.distortion))
-    assert "held-out rows" in str(report)
-    assert "changes held-out rows by" in report.explain()
-    assert sf.Report.from_dict(report.to_dict()) == report
-    assert len(str(found).splitlines()) == 2 + len(found.folds)
-    assert found.to_dict()["folds"][0]["n_rows"] == 450
-
-
 def test_method_follows_from_the_task() -> None:
     x, z, y = data()
     folds = split_rows(x, 2, z=z, y=y)

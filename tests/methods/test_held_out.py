@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from splince_fast._runtime.hashing import splitmix64
 from splince_fast._solve import factor as factors
 from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES
-from splince_fast.cli import main
 from splince_fast.moments import Folds
 
 Float = NDArray[np.float64]
@@ -102,9 +100,13 @@ def test_methods_take_folds(method: str, count: int) -> None:
     whole = getattr(sf, method)(folds.total, erase="z", **keep)
     assert np.array_equal(found.left, whole.left)
     assert np.array_equal(found.right, whole.right)
-    assert found.report.held_out.distortion == pytest.approx(
-        np.mean(sf.cross_report(folds, erase="z", method=method, **keep).distortion)
-    )
+    report, cross = found.report, sf.cross_report(folds, erase="z", method=method, **keep)
+    assert report.held_out.distortion == pytest.approx(np.mean(cross.distortion))
+    assert "held-out rows" in str(report)
+    assert "changes held-out rows by" in report.explain()
+    assert sf.Report.from_dict(report.to_dict()) == report == cross.eraser.report
+    assert len(str(cross).splitlines()) == 2 + count
+    assert [fold["n_rows"] for fold in cross.to_dict()["folds"]] == [f.n_rows for f in folds]
     with pytest.raises(sf.UnknownVariableError):
         getattr(sf, method)(folds, erase="no such", **keep)
 
@@ -360,53 +362,3 @@ def test_too_few_rows_expect_nothing() -> None:
     for n, known in ((9, False), (10, True)):
         report = sf.leace(sf.Moments().update(x[:n], {"z": z[:n]}), erase="z").report
         assert (report.variables[0].expected is not None) == known
-
-
-# --- the command line ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    x, y, z = data()
-    for name, array in {"x": x, "y": y, "z": z, "g": np.arange(len(x)) // 3}.items():
-        np.save(f"{name}.npy", array)
-
-
-FIT = ["fit", "x.npy", "--labels", "z.npy", "--labels", "y.npy", "--erase", "z", "--keep", "y"]
-
-
-def fitted(*more: str) -> sf.Report:
-    assert main([*FIT, *more, "-o", "e", "--force"]) == 0
-    report = sf.Projection.load("e").report
-    assert report is not None
-    return report
-
-
-def test_the_command_line_chooses_shrinkage_on_folds(
-    files: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    x, y, z = data()
-    labels = {"z": z, "y": y, "g": np.arange(len(x)) // 3}
-    assert fitted().held_out is None
-    for flags, groups in (([], None), (["--labels", "g.npy", "--groups", "g"], "g")):
-        report = fitted("--shrinkage", "cv", *flags)
-        folds = Folds(2, groups=groups).update(x, labels)
-        best = sf.splince(folds, erase="z", keep="y", shrinkage="cv").report
-        assert best is not None
-        assert report.shrinkage == best.shrinkage
-        assert report.held_out.distortion == pytest.approx(best.held_out.distortion, rel=1e-9)
-        assert "held-out rows" in capsys.readouterr().out
-
-
-def test_a_checkpoint_of_folds_is_resumed_by_a_fit_with_folds(
-    files: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    x, y, z = data()
-    source = sf.sources.from_npy("x.npy", {"z": z, "y": y})
-    source.files += ("z.npy", "y.npy")
-    sf.Moments.from_blocks(source, folds=2, checkpoint="folds")
-    assert sf.Moments.load("folds").n_rows == len(x)  # of folds, their sum
-    assert main([*FIT, "--checkpoint", "folds", "-o", "e"]) == 2
-    assert "holds 'folds', and 'moments' was expected" in capsys.readouterr().err
-    assert fitted("--checkpoint", "folds", "--shrinkage", "cv").held_out is not None
