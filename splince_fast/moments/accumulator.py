@@ -8,7 +8,6 @@ buffered. :class:`splince_fast.Moments` validates the input beforehand.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -35,9 +34,6 @@ Float = NDArray[np.float64]
 
 KIND_OF_COLUMN: dict[type[Any], type[Variable]] = {ClassCodes: ClassSums, Columns: ColumnSums}
 KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.values()}
-# A request for at least this number of float64 numbers is served from the work memory, which avoids
-# page faults.
-_SMALL = 1 << 16
 
 
 def check_column(variable: Variable, column: object, name: object) -> None:
@@ -141,10 +137,6 @@ class Accumulator:
     def descriptions(self) -> dict[VariableName, str]:
         """Return the kind and size of each variable as text, including buffered rows."""
         return {name: variable.description for name, variable in self.variables.items()}
-
-    def workspace(self, size: int) -> AbstractContextManager[Float]:
-        """Return a context manager that yields an uninitialised float64 array, (size,)."""
-        return nullcontext(np.empty(size)) if size < _SMALL else self._work.borrowed(size)
 
     # -- prepare ---------------------------------------------------------------------------
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -95,7 +92,6 @@ class Gram:
 
     def set_memory(self, memory: Float) -> Gram:
         """Use the float64 array `memory` as work memory, and return this object."""
-        # Other code may overwrite the memory between two blocks.
         padded, n_panels = self._padded, 2 * self._padded // self._register_width
         start = -memory.ctypes.data % _LINE // 8
         flat: NDArray[np.generic] = memory[start:].view(self._dtype)
@@ -130,7 +126,7 @@ class Gram:
 
 
 class Workspace:
-    """Work memory for the reduction of blocks; solvers may use it between two reductions."""
+    """Work memory for the reduction of blocks."""
 
     def __init__(self) -> None:
         self._memory: NDArray[np.float64] = np.empty(0)
@@ -140,7 +136,6 @@ class Workspace:
         self.product: NDArray[np.float32] | None = None
         # rows per block for which memory is allocated, by width and dtype
         self.capacities: dict[tuple[int, np.dtype[np.generic]], int] = {}
-        self._borrowed = threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -173,19 +168,6 @@ class Workspace:
         rows = buffer_rows(n)
         flat: NDArray[np.generic] = self._memory.view(dtype)
         return Centred(flat[: rows * width].reshape(rows, width))
-
-    @contextmanager
-    def borrowed(self, size: int) -> Iterator[Float]:
-        """Yield an uninitialised float64 array, (size,), for use in a ``with`` block."""
-        # The array lies in the work memory if this memory is large enough and not yet borrowed. New
-        # memory for a large factorisation would cost page faults and raise the peak memory.
-        if self._memory.size < size or not self._borrowed.acquire(blocking=False):
-            yield np.empty(size)
-            return
-        try:
-            yield self._memory[:size]
-        finally:
-            self._borrowed.release()
 
 
 @lru_cache(maxsize=64)

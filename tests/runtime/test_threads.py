@@ -413,31 +413,6 @@ def test_threads_of_blas_are_left_as_they_were() -> None:
     assert all(after[path] == count for path, count in before)
 
 
-def test_solves_in_parallel_do_not_share_the_memory_they_work_in() -> None:
-    """One of them works in the accumulator's own array, the others in arrays of theirs."""
-    rng = np.random.default_rng(0)
-    X, z = rng.normal(size=(2000, 300)), rng.integers(0, 3, 2000)
-    moments = Moments().update(X, {"z": z})
-    expected = leace(moments, erase="z")
-    held = moments._flushed()
-    with held.workspace(300**2) as first, held.workspace(300**2) as second:
-        assert first.size == second.size == 300**2
-        assert not np.shares_memory(first, second)
-        first[:], second[:] = 1.0, 2.0
-        assert (first == 1.0).all()
-    with held.workspace(300**2) as again:
-        assert np.shares_memory(again, first)  # given back
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: leace(moments, erase="z"), range(12)))
-    for eraser in found:
-        np.testing.assert_array_equal(eraser.left, expected.left)
-        np.testing.assert_array_equal(eraser.right, expected.right)
-    # What was lent holds nothing of the state: rows that follow are added as if nothing happened.
-    twin = Moments().update(X, {"z": z})
-    twin.covariance()  # as a solve does, it merges the rows that wait
-    assert state_bytes(moments.update(X, {"z": z})) == state_bytes(twin.update(X, {"z": z}))
-
-
 # --- solving --------------------------------------------------------------------------------------
 
 
