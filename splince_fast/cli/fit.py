@@ -66,8 +66,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add("--groups", metavar="NAME",
         help="variable, such as a document or a person; rows of the same value stay in one of the "
         "two folds, which give the results on held-out rows. By default a hash of the position of "
-        "a row chooses its fold. With --subsample or --sketch-size there are no folds, except for "
-        "--shrinkage cv")  # fmt: skip
+        "a row chooses its fold. With --subsample or --covariance-type diag there are no folds, "
+        "except for --shrinkage cv")  # fmt: skip
     add("--checkpoint", metavar="FILE",
         help="file for the state of the pass, written at intervals; the same command resumes from "
         "it, and deletes it when the eraser is written")  # fmt: skip
@@ -135,7 +135,8 @@ def run(args: argparse.Namespace) -> None:
     parameters = {"kinds": kinds, **moment_options}
     stream = {"checkpoint": args.checkpoint}
     folds = None
-    exact_moments = moment_options.get("subsample", 1) == 1 and "sketch_size" not in moment_options
+    kind = moment_options.get("covariance_type", "full")
+    exact_moments = moment_options.get("subsample", 1) == 1 and kind == "full"
     if args.shrinkage == "cv" or (
         exact_moments and _use_folds(args, source.n_rows, source.n_features)
     ):
@@ -171,7 +172,7 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
 
     names = {"keep", *OPTIONS, *MOMENT_OPTIONS}
     options = {name: value for name in names if (value := getattr(args, name)) is not None}
-    for name in options.keys() - {"subsample", "sketch_size"}:
+    for name in options.keys() - {"subsample", "covariance_type"}:
         parameter = "refine" if name == "passes" else name
         if parameter not in method.parameters:
             methods = ", ".join(key for key, m in METHODS.items() if parameter in m.parameters)

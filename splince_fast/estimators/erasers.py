@@ -49,7 +49,7 @@ class _Eraser(ErasingTransformer):
 
     kinds: Mapping[str, str] | None
     subsample: float | str
-    sketch_size: int | None
+    covariance_type: str
     passes: int = 0
     moments_: Moments
     erased_: Any
@@ -58,7 +58,7 @@ class _Eraser(ErasingTransformer):
 
     _method: ClassVar[str]
     _concept_kind: ClassVar[str | None] = None
-    _sparse_advice = " Or pass sketch_size=0 or more: X may then be sparse."
+    _sparse_advice = " Or pass covariance_type='diag': X may then be sparse."
 
     # With metadata routing, scikit-learn passes `concept` without `set_fit_request`.
     __metadata_request__fit: ClassVar = {"concept": True}
@@ -78,9 +78,9 @@ class _Eraser(ErasingTransformer):
     @property
     def _accepts_sparse(self) -> bool:
         moments = getattr(self, "moments_", None)
-        if self.sketch_size is not None:
+        if self.covariance_type == "diag":
             return True
-        return moments is not None and moments.parameters.sketch_size is not None
+        return moments is not None and moments.parameters.is_diagonal
 
     # -- fitting ---------------------------------------------------------------------------
 
@@ -97,12 +97,12 @@ class _Eraser(ErasingTransformer):
 
         If there are at least 200 rows and memory allows
         (:func:`splince_fast.moments.fold_rule.use_folds`), the rows are also split into two folds,
-        from which the report states the effect on held-out rows. With `subsample` or `sketch_size`
-        the report omits this effect, which would cost more than the fit.
+        from which the report states the effect on held-out rows. With `subsample` or
+        ``covariance_type="diag"`` the report omits this effect, which would cost more than the fit.
 
         Parameters
         ----------
-        X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
+        X : array-like or frame of shape (n_samples, n_features); sparse for "diag"
             At least two rows. `fit` reads X once, and `passes` more times, without copying or
             changing it.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
@@ -117,7 +117,7 @@ class _Eraser(ErasingTransformer):
         groups : array-like of shape (n_samples,), optional
             Groups, as strings or integers; all rows of a group are in the same fold. By default
             the fold of a row depends on a hash of its position. With `subsample`, `groups` is
-            valid only for ``shrinkage="cv"``; with `sketch_size`, `groups` is invalid.
+            valid only for ``shrinkage="cv"``; for "diag", `groups` is invalid.
 
         Returns
         -------
@@ -140,7 +140,7 @@ class _Eraser(ErasingTransformer):
             n, d = rows.shape
             if groups is not None:  # without folds, nothing else checks the length of the groups
                 check_length(groups, n, "groups", "X")
-            exact = self.subsample == 1 and self.sketch_size is None
+            exact = self.subsample == 1 and self.covariance_type == "full"
             split = self._needs_folds or (exact and use_folds(n, d))
             parameters["subsample"] = subsample_for(self.subsample, n, d, "X", 2 if split else 1)
             moments: Moments | Folds
@@ -222,7 +222,11 @@ class _Eraser(ErasingTransformer):
             kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
         self.erased_, self.kept_ = list(erased), list(kept) or None
         self._extendable = True
-        return {"kinds": kinds, "subsample": self.subsample, "sketch_size": self.sketch_size}
+        return {
+            "kinds": kinds,
+            "subsample": self.subsample,
+            "covariance_type": self.covariance_type,
+        }
 
     @property
     def _needs_folds(self) -> bool:
@@ -269,7 +273,7 @@ class _Eraser(ErasingTransformer):
         options = self._options()
         Options(**options)
         check_moment_options(
-            self.subsample, self.sketch_size, self.passes, options.get("shrinkage"),
+            self.subsample, self.covariance_type, self.passes, options.get("shrinkage"),
             options.get("solver", "auto"), groups,
         )  # fmt: skip
         self._check_concept_from()
@@ -361,7 +365,7 @@ class _Eraser(ErasingTransformer):
         estimator = cls(**params)
         estimator._check_parameters()
         estimator._check_incremental()
-        accumulation = {"kinds": None, "subsample": 1, "sketch_size": None}
+        accumulation = {"kinds": None, "subsample": 1, "covariance_type": "full"}
         for name, default in accumulation.items():
             if getattr(estimator, name) != default:
                 raise InputError(
@@ -412,10 +416,10 @@ class SPLINCE(_Eraser):
     subsample : float in (0, 1] or "auto"
         As in :class:`Moments`. "auto" takes the smallest sample for which the expected distortion
         exceeds the minimum by at most about 5 percent.
-    sketch_size : int, optional
-        As in :class:`Moments`; X may then be sparse.
+    covariance_type : {"full", "diag"}
+        As in :class:`Moments`; for "diag", X may be sparse.
     passes : int
-        Number of extra passes of `fit` over X, which reduce the distortion; needs `sketch_size`.
+        Number of extra passes of `fit` over X, which reduce the distortion; needs "diag".
     kinds : mapping of str to {"classes", "continuous"}, optional
         As in :class:`Moments`. A single column is the variable "concept" or "task", even if the
         column has a name; columns of mappings and frames keep their names.
@@ -483,7 +487,7 @@ class SPLINCE(_Eraser):
     min_scale: float | str = "auto"
     strength: float = 1
     subsample: float | str = 1.0
-    sketch_size: int | None = None
+    covariance_type: str = "full"
     passes: int = 0
     kinds: Mapping[str, str] | None = None
     concept_from: str | None = None
@@ -509,7 +513,7 @@ class LEACE(_Eraser):
     ----------
     null_space, shrinkage, rank_tol, solver, min_scale
         As for :class:`SPLINCE`.
-    subsample, sketch_size, passes, kinds, concept_from
+    subsample, covariance_type, passes, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -548,7 +552,7 @@ class LEACE(_Eraser):
     solver: str = "auto"
     min_scale: float | str = "auto"
     subsample: float | str = 1.0
-    sketch_size: int | None = None
+    covariance_type: str = "full"
     passes: int = 0
     kinds: Mapping[str, str] | None = None
     concept_from: str | None = None
@@ -563,7 +567,7 @@ class SAL(_Eraser):
 
     Parameters
     ----------
-    rank_tol, subsample, sketch_size, kinds, concept_from
+    rank_tol, subsample, covariance_type, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -592,7 +596,7 @@ class SAL(_Eraser):
 
     rank_tol: float | str = "auto"
     subsample: float | str = 1.0
-    sketch_size: int | None = None
+    covariance_type: str = "full"
     kinds: Mapping[str, str] | None = None
     concept_from: str | None = None
 
@@ -605,7 +609,7 @@ class MeanProjection(SAL):
 
     Parameters
     ----------
-    rank_tol, subsample, sketch_size, kinds, concept_from
+    rank_tol, subsample, covariance_type, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes

@@ -143,10 +143,10 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
 
 def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:
     """Evaluate the erasers that are fitted to all folds but one, on the held-out folds."""
-    if folds[0].parameters.sketch_size is not None:
+    if folds[0].parameters.is_diagonal:
         raise InputError(
             "the effect on held-out rows needs their covariance, which moments made with "
-            "sketch_size= do not keep; accumulate the folds without it"
+            "covariance_type='diag' do not keep; accumulate the folds with 'full'"
         )
     with ExitStack() as locks:
 

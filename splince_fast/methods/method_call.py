@@ -50,10 +50,10 @@ from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.projection import Projection
 from splince_fast.report import (
+    DiagonalCovariance,
     FitValues,
     Report,
     Sampling,
-    SketchedCovariance,
     build_report,
     largest_change,
 )
@@ -161,9 +161,8 @@ class MethodCall(NamedTuple):
                 raise
             left, right, mean, solution, factor, shrinkage, span_z, span_y, gain = solved
             sample = stats.sample if whitened else None
-            sketch = None if stats.low_rank is None else stats.low_rank.rank
-            if sketch is not None and passes is None:
-                # The distortion is unknown, because a sketch may underestimate Cov(x).
+            if stats.is_diagonal and passes is None:
+                # The distortion is unknown, because the variances alone do not determine it.
                 unmeasured = None if solution.rank_z else 0.0
                 distortions = _Distortions(unmeasured, unmeasured, None)
             else:
@@ -198,7 +197,7 @@ class MethodCall(NamedTuple):
                 notes += warn_of_labels(stats, self.erase, span_z, "erase")
             if isinstance(self.keep, list):
                 notes += warn_of_labels(stats, self.keep, span_y, "keep")
-            measured = complete is not None or sample is not None or sketch is not None
+            measured = complete is not None or sample is not None or stats.is_diagonal
             few = stats.n_rows < FEW_ROWS * rank or 0 < stats.n_rows - 1 <= rank
             if whitened and not (shrinkage or measured) and few:
                 notes += (_few_rows(stats.n_rows, rank),)
@@ -207,7 +206,7 @@ class MethodCall(NamedTuple):
                 self.method, stats.n_rows, stats.weight, shrinkage, whitened, distortions.eraser,
                 distortions.leace, notes, variance,
                 None if sample is None else Sampling(sample.n_rows, distortions.excess),
-                None if sketch is None else SketchedCovariance(sketch, passes, gain),
+                DiagonalCovariance(passes, gain) if stats.is_diagonal else None,
                 effect, noises, float(options.strength), stats.feature_names,
             )  # fmt: skip
         report = partial(build_report, fit, solution, span_z, span_y, left, right)
@@ -335,7 +334,7 @@ def _noises(
 ) -> tuple[Noise, ...]:
     """Return the sampling noise of Cov(x, z) for each erased variable z."""
     rank = solution.rank_covariance + len(solution.left_out)
-    approximate = stats.sample is not None or stats.low_rank is not None
+    approximate = stats.sample is not None or stats.is_diagonal
     if not whitened or approximate or rank >= stats.n_rows - 1:
         rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) with enough rows
     by_class = stats.class_noise(names, factor)

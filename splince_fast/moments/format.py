@@ -38,14 +38,8 @@ weights.squares          float64 (1,)           sum (w / p)^2
 The metadata also have ``subsample``, the fraction p, ``seed`` and ``position``, the number
 of rows from which the sample was drawn.
 
-With a sketch, the file has, in place of the scatter:
-
-=======================  =====================  ===================================================
-variances                float64 (d,)           diagonal of the scatter
-images                   float64 (d, r)         the scatter times r columns of random signs
-=======================  =====================  ===================================================
-
-The metadata also have ``rank``, the number r, and ``seed``, which determines the signs.
+With ``covariance_type="diag"``, which is in the metadata, the file has ``variances`` in place of
+the scatter.
 
 With a state per class of one variable, the tensors of class i are ``class.<i>.<tensor>``, and the
 metadata have two more entries: ``by``, the name of the variable, and ``classes``, a list of the
@@ -72,10 +66,10 @@ from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import KINDS, Accumulator
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.by_class import ClassAccumulator, class_of
+from splince_fast.moments.diagonal import DiagonalAccumulator
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator
-from splince_fast.moments.sketch import Sketch, SketchAccumulator, signs
 from splince_fast.moments.state import EPS32, EPS64, Diagonal, Scatter, State
 
 # Version number of the file format: raise it with every change that an older reader misreads.
@@ -103,8 +97,8 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
     tensors: Tensors = {}
     state = accumulator.state
     sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
-    if parameters.sketch_size is not None:
-        metadata |= {"rank": parameters.sketch_size, "seed": parameters.random_state}
+    if parameters.is_diagonal:
+        metadata["covariance_type"] = parameters.covariance_type
     if sampled is not None:
         tensors |= _sample_to_tensors(sampled, metadata, packed)
     if state is not None:
@@ -117,8 +111,6 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> Record:
         }
         if isinstance(state.second, Diagonal):
             tensors["variances"] = state.second.diagonal()
-            if isinstance(state.second, Sketch):
-                tensors["images"] = state.second.images
         elif packed:
             tensors["scatter.lower"] = state.second.packed()
         else:
@@ -232,14 +224,15 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
     """Return the accumulator that `to_tensors` stored; read-only arrays are copied."""
     # Metadata of the wrong form may raise KeyError, TypeError, ValueError or AttributeError.
     tensors = {key: _writable(tensor) for key, tensor in tensors.items()}
-    if "scatter" in metadata:
+    if "scatter" in metadata or "rank" in metadata:
         raise FileFormatError(
-            "the moments have a sample of an earlier version; accumulate the rows again"
+            "the moments have a sample or sketch of an earlier version; accumulate the rows again"
         )
     joint = [tuple(names) for names in metadata["joint"]]
     parameters = Parameters.of(
         metadata["block_rows"], metadata["kinds"], joint,
-        metadata.get("subsample", 1.0), metadata.get("seed", 0), metadata.get("rank"),
+        metadata.get("subsample", 1.0), metadata.get("seed", 0),
+        metadata.get("covariance_type", "full"),
         metadata.get("by"),
     )  # fmt: skip
     if parameters.by is not None:
@@ -256,10 +249,6 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
             f"{_MOST_BLOCK_BYTES >> 30} GiB; the file was edited or damaged"
         )
     sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
-    if parameters.sketch_size is not None and parameters.sketch_size > width:
-        raise FileFormatError(
-            f"the sketch has {parameters.sketch_size} columns for {width} features"
-        )
     accumulator.state = _read_state(tensors, metadata, width, parameters)
     accumulator.feature_names = read_feature_names(metadata, width)
     for i, entry in enumerate(metadata["variables"]):
@@ -295,7 +284,7 @@ def _read_state(
     width: int,
     parameters: Parameters,
 ) -> State:
-    sketch_size, sampled = parameters.sketch_size, parameters.subsample < 1
+    has_variances = parameters.is_diagonal or parameters.subsample < 1
     real, n_packed = np.float64, width * (width + 1) // 2
     expected: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {
         "reference": (real, (width,)),
@@ -303,9 +292,7 @@ def _read_state(
         "deviation": (real, (width,)),
     }
     is_packed = "scatter.lower" in tensors
-    if sketch_size is not None:
-        expected |= {"variances": (real, (width,)), "images": (real, (width, sketch_size))}
-    elif sampled:
+    if has_variances:
         expected["variances"] = (real, (width,))
     elif is_packed:
         expected["scatter.lower"] = (real, (n_packed,))
@@ -322,12 +309,7 @@ def _read_state(
         raise FileFormatError("the number of rows and their weight contradict each other")
     roundoff = EPS32 if metadata["float32_products"] else EPS64
     second: Scatter
-    if sketch_size is not None:
-        second = Sketch(
-            tensors["variances"], roundoff, images=tensors["images"],
-            signs=signs(width, sketch_size, parameters.random_state),
-        )  # fmt: skip
-    elif sampled:
+    if has_variances:
         second = Diagonal(tensors["variances"], roundoff)
     elif is_packed:
         second = Scatter.unpacked(tensors["scatter.lower"], width, roundoff)
@@ -375,6 +357,6 @@ def accumulator_of(parameters: Parameters) -> Accumulator:
     """Return an empty accumulator of the class that holds moments with these parameters."""
     if parameters.by is not None:
         return ClassAccumulator(parameters)
-    if parameters.sketch_size is not None:
-        return SketchAccumulator(parameters)
+    if parameters.is_diagonal:
+        return DiagonalAccumulator(parameters)
     return SampledAccumulator(parameters) if parameters.subsample < 1 else Accumulator(parameters)

@@ -49,7 +49,7 @@ def read_update(
     width = None if state is None else len(state.reference)
     if mask is not None or len(getattr(X, "shape", ())) > 2:
         X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
-    if parameters.sketch_size is not None and is_sparse(X):
+    if parameters.is_diagonal and is_sparse(X):
         rows: Rows = SparseRows.of(X, width=width)
     else:
         rows = Rows.of(X, width=width)
