@@ -117,17 +117,12 @@ def _sampled(d: int, rate: float) -> Contenders:
     return {OURS: ours, "all rows": every, FLOOR: copying(data.X)}
 
 
-@job("wide/dense/rank {rank}/100,000", "row", rank=(0, 64))
-def _wide(rank: int) -> Contenders:
-    """Variances and a sketch of `rank` columns, for rows too wide for a d x d matrix.
-
-    For rank 0, the floor copies the rows; else it computes X^T (X O) for a d x rank matrix O.
-    """
+@job("wide/dense/100,000", "row")
+def _wide() -> Contenders:
+    """Variances of rows too wide for a d x d matrix; the floor copies the rows."""
     data = cached_problem(*pick((1024, 100_000), (64, 80)))
-    signs = np.ones((data.X.shape[1], rank), np.float32)
-    ours = Contender(accumulate(data, pick(512, 32), sketch_size=rank).run, len(data.X))
-    product = by_blocks(data.X, lambda rows: rows.T @ (rows @ signs))
-    return {OURS: ours, FLOOR: product if rank else copying(data.X)}
+    ours = accumulate(data, pick(512, 32), covariance_type="diag")
+    return {OURS: Contender(ours.run, len(data.X)), FLOOR: copying(data.X)}
 
 
 def sparse_rows() -> tuple[Any, Array]:
@@ -138,14 +133,13 @@ def sparse_rows() -> tuple[Any, Array]:
     return X, np.random.default_rng(0).integers(0, 2, n)
 
 
-@job("wide/sparse/rank {rank}/40,000", "row", below(20e-6), rank=[0])
-@job("wide/sparse/rank {rank}/40,000", "row", rank=[64])
-def _sparse(rank: int) -> Contenders:
+@job("wide/sparse/40,000", "row", below(20e-6))
+def _sparse() -> Contenders:
     """Moments of sparse rows; the floor computes two sparse-dense products in SciPy."""
     X, z = sparse_rows()
     n, d = X.shape
-    columns, transposed = np.ones((d, max(1, rank))), X.T.tocsr()
-    ours = Contender(lambda: sf.Moments(sketch_size=rank).update(X, {"z": z}), n)
+    columns, transposed = np.ones((d, 1)), X.T.tocsr()
+    ours = Contender(lambda: sf.Moments(covariance_type="diag").update(X, {"z": z}), n)
     return {OURS: ours, FLOOR: Contender(lambda: transposed @ (X @ columns), n)}
 
 

@@ -182,21 +182,23 @@ def accumulate_file(n: int, d: int) -> Callable[[], object]:
 
 
 def accumulate_wide() -> Callable[[], object]:
-    """Return a task that accumulates existing blocks of wide float32 rows with a sketch."""
+    """Return a task that accumulates variances of existing blocks of wide float32 rows."""
     sizes = ((200, 100), pick((1024, 100_000), (64, 80)))
-    small, full = (accumulate(problem(*size), pick(512, 32), sketch_size=64) for size in sizes)
+    small, full = (
+        accumulate(problem(*size), pick(512, 32), covariance_type="diag") for size in sizes
+    )
     small.run()
     return full.run
 
 
 def accumulate_sparse() -> Callable[[], object]:
-    """Return a task that accumulates CSR rows with a sketch.
+    """Return a task that accumulates variances of CSR rows.
 
     A dense float32 copy of the rows would take 5.5 GiB.
     """
     X, z = sparse_rows()
-    sf.Moments(sketch_size=64).update(X[:50], {"z": z[:50]})
-    return lambda: sf.Moments(sketch_size=64).update(X, {"z": z})
+    sf.Moments(covariance_type="diag").update(X[:50], {"z": z[:50]})
+    return lambda: sf.Moments(covariance_type="diag").update(X, {"z": z})
 
 
 def apply_in_place(dtype: str) -> Callable[[], object]:

@@ -85,8 +85,8 @@ class VariableReport:
         (derivation: ``splince_fast/_solve/held_out.py``). For classes, equal
         class covariances are assumed, unless the moments were made ``by`` the variable. For a
         continuous variable, the standard deviation of x is assumed not to depend on the variable.
-        None without whitening, with shrinkage or ``sketch_size=``, for fewer rows than dimensions,
-        and if ``rank_tol=`` leaves part of the association.
+        None without whitening, with shrinkage or ``covariance_type="diag"``, for fewer rows than
+        dimensions, and if ``rank_tol=`` leaves part of the association.
     expected_most : float or None
         Classes: upper bound of `expected` for any class covariances. None if the moments were made
         ``by`` the variable: `expected` then uses the class covariances.
@@ -180,14 +180,13 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class SketchedCovariance:
-    """Covariance approximation of moments made with ``sketch_size=``: variances and low-rank part.
+class DiagonalCovariance:
+    """Passes over the rows for moments made with ``covariance_type="diag"``.
+
+    The `singular_values` of the variables are estimates, because the variances replace Cov(x).
 
     Attributes
     ----------
-    rank : int
-        Rank of the low-rank part. The `singular_values` of the variables are estimates, because
-        the approximation replaces Cov(x).
     passes : int or None
         Number of passes of ``refine=`` over the rows, after which `distortion` is exact; None
         without ``refine=``.
@@ -195,7 +194,6 @@ class SketchedCovariance:
         Relative decrease of the distortion in the last pass.
     """
 
-    rank: int
     passes: int | None
     gain: float | None
 
@@ -257,15 +255,15 @@ class Report:
         Squared cosine of the smallest angle between the erased and the remaining kept directions
         after whitening: the squared correlation of the best linear predictions of concept and
         task. With shrinkage, the whitening is that of the shrunk covariance. None without kept
-        variables, without whitening, and with ``sketch_size=``.
+        variables, without whitening, and with ``covariance_type="diag"``.
     distortion, distortion_leace : float or None
         E|r(x) - x|^2 / tr Cov(x), for this eraser and for LEACE with the same moments and erased
-        variables (equal without kept variables). Both are None with ``sketch_size=`` but without
-        ``refine=``. `distortion` is also None below its rounding error. `distortion_leace` is also
-        None with ``refine=``, which does not reach the minimum; with shrinkage; and for SAL and
-        repair. With ``subsample=``: estimates for all rows, of erasers that are fitted to the
+        variables (equal without kept variables). Both are None with ``covariance_type="diag"`` but
+        without ``refine=``. `distortion` is also None below its rounding error. `distortion_leace`
+        is also None with ``refine=``, which does not reach the minimum; with shrinkage; and for SAL
+        and repair. With ``subsample=``: estimates for all rows, of erasers that are fitted to the
         sample.
-    solver : {"cholesky", "eigh", "low-rank", "refined", "none"}
+    solver : {"cholesky", "eigh", "diagonal", "refined", "none"}
         Factorisation of the covariance.
     tolerance : float
         Rounding level in units of correlation; a smaller correlation counts as 0.
@@ -289,8 +287,8 @@ class Report:
         Effect on held-out rows, for moments with folds.
     sampling : Sampling or None
         Sample of rows from which the covariance was estimated; None if all rows were used.
-    sketch : SketchedCovariance or None
-        Covariance approximation, for moments made with ``sketch_size=``.
+    diagonal : DiagonalCovariance or None
+        Passes over the rows, for moments made with ``covariance_type="diag"``.
     oracle : OracleFit or None
         Values of :func:`splince_fast.oracle` only.
 
@@ -331,7 +329,7 @@ class Report:
     strength: float = 1.0
     held_out: HeldOut | None = None
     sampling: Sampling | None = None
-    sketch: SketchedCovariance | None = None
+    diagonal: DiagonalCovariance | None = None
     oracle: OracleFit | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -457,9 +455,9 @@ class Report:
         return {v.role for v in self.variables} != {"kept"}
 
     @property
-    def _is_sketched(self) -> bool:
-        """Whether the moments have a sketch in place of a covariance."""
-        return self.sketch is not None or self.solver == "low-rank"
+    def _is_diagonal(self) -> bool:
+        """Whether the moments have variances in place of a covariance."""
+        return self.diagonal is not None or self.solver == "diagonal"
 
     @property
     def _is_quadratic(self) -> bool:
@@ -499,8 +497,8 @@ class Report:
             sample = f", of {self.sampling.n_rows:,} sampled rows"
             if self.sampling.expected_excess is not None:
                 sample += f" (expected excess {100 * self.sampling.expected_excess:.2g} %)"
-        if self.sketch is not None:
-            sample += f", variances and rank {self.sketch.rank} in its place"
+        if self.diagonal is not None:
+            sample += ", variances in its place"
         facts = [
             ("data", f"{self.n_rows:,} rows (weight {self.weight:,.10g}), d = {self.n_features}"),
             (
@@ -510,14 +508,14 @@ class Report:
             ("removed" if self._erases else "changed", self._effect[0]),
         ]
         distortion = "not measured; pass refine="
-        if not self._is_sketched:
+        if not self._is_diagonal:
             distortion = "below its rounding error"
         if self.distortion is not None:
             distortion = f"{100 * self.distortion:.3g} % of the variance"
-        sketch, oracle = self.sketch, self.oracle
-        if sketch is not None and sketch.passes is not None and sketch.gain is not None:
-            passes = f"{sketch.passes} pass{'es' if sketch.passes > 1 else ''}"
-            distortion += f", after {passes} (the last pass reduced it by {sketch.gain:.1%})"
+        diagonal, oracle = self.diagonal, self.oracle
+        if diagonal is not None and diagonal.passes is not None and diagonal.gain is not None:
+            passes = f"{diagonal.passes} pass{'es' if diagonal.passes > 1 else ''}"
+            distortion += f", after {passes} (the last pass reduced it by {diagonal.gain:.1%})"
         if self.distortion_leace is not None:
             distortion += f" (LEACE: {100 * self.distortion_leace:.3g} %)"
         if oracle is not None:
@@ -565,7 +563,7 @@ class Report:
             f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
             f"{self._effect[1]}."
         ]
-        if self.distortion is None and not self._is_sketched:
+        if self.distortion is None and not self._is_diagonal:
             lines.append("The change of the rows (distortion) is below its rounding error.")
         elif self.distortion is None:
             lines.append(
@@ -805,7 +803,7 @@ class FitValues(NamedTuple):
     warnings: tuple[str, ...]
     variance: float  # tr Cov(x)
     sampling: Sampling | None
-    sketch: SketchedCovariance | None
+    diagonal: DiagonalCovariance | None
     sensitivity: float
     noises: tuple[Noise, ...]  # one per erased variable; empty if erasure is not complete
     strength: float
@@ -823,7 +821,7 @@ def build_report(
     """Build the report of a solution; `left` and `right` are the (r, d) factors of I - P."""
     d = left.shape[1]
     amplification = solution.amplification
-    has_angles = fit.whitened and fit.sketch is None
+    has_angles = fit.whitened and fit.diagonal is None
     kept = bool(span_y.names) and has_angles
     rho = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None
     bound = solution.bound
@@ -911,7 +909,7 @@ def build_report(
         shrinkage=fit.shrinkage,
         warnings=fit.warnings,
         sampling=fit.sampling,
-        sketch=fit.sketch,
+        diagonal=fit.diagonal,
         sensitivity=fit.sensitivity,
         strength=fit.strength,
     )

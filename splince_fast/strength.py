@@ -149,7 +149,8 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     NotEnoughDataError
         The moments have no rows.
     InputError
-        `moments` was made with ``subsample`` below 1 or ``sketch_size``, or was shrunk.
+        `moments` was made with ``subsample`` below 1 or ``covariance_type="diag"``, or was
+        shrunk.
 
     Notes
     -----
@@ -229,16 +230,16 @@ def _refuse_approximate(moments: Moments | Factored) -> None:
                 f"these moments were factored with shrinkage {moments.shrinkage:.3g}, which "
                 "changes correlations; pass moments.factored() without it, or the moments"
             )
-        approximate = moments.sample is not None or moments.low_rank is not None
+        approximate = moments.sample is not None or moments.is_diagonal
     else:
         parameters = moments.parameters if isinstance(moments, Moments) else None
         approximate = parameters is not None and (
-            parameters.subsample < 1 or parameters.sketch_size is not None
+            parameters.subsample < 1 or parameters.is_diagonal
         )
     if approximate:
         raise InputError(
             "the chance level needs the covariance of all rows, which these moments lack; "
-            "accumulate without sketch_size=, and with subsample=1 for a test"
+            "accumulate with covariance_type='full' and subsample=1 for a test"
         )
 
 

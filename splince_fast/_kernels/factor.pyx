@@ -130,7 +130,7 @@ cdef class Factor:
     ----------
     width : int
         Number of features, d.
-    solver : {"none", "cholesky", "eigh", "low-rank", "refined"}
+    solver : {"none", "cholesky", "eigh", "diagonal", "refined"}
         Kind of the factor.
     rank : int
         Rank of S at the rounding level, including admitted directions.
@@ -153,7 +153,7 @@ cdef class Factor:
 
     @property
     def solver(self):
-        return ("none", "cholesky", "eigh", "low-rank", "refined")[self.kind]
+        return ("none", "cholesky", "eigh", "diagonal", "refined")[self.kind]
 
     @property
     def rank(self):

@@ -107,7 +107,7 @@ def add_images(
 
     Parameters
     ----------
-    vectors : (d, m) int8 or float64
+    vectors : (d, m) float64
         V.
     centre : (m,) float64
         Usually V^T mean.

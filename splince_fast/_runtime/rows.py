@@ -69,7 +69,7 @@ def _foreign(X: Any, name: str) -> NDArray[Any]:
     if is_sparse(X):
         raise InputError(
             f"{name} is a sparse matrix, whose covariance is dense; accumulate it with "
-            "Moments(sketch_size=0), which keeps no d x d matrix, reduce it first, as "
+            "Moments(covariance_type='diag'), which keeps no d x d matrix, reduce it first, as "
             f"sklearn.decomposition.TruncatedSVD does, or pass {name}[i:j].toarray() block by block"
         )
     refuse_lazy(X, name)

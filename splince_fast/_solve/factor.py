@@ -4,7 +4,7 @@
 `identity`          L = I, for methods that do not whiten (SAL, mean projection)
 `dense`, cholesky   S has full rank at its rounding level
 `dense`, eigh       S is rank deficient, or the caller requests an eigendecomposition
-`LowRank.factor`    S is a diagonal plus a low-rank matrix (:mod:`splince_fast._solve.low_rank`)
+`of_columns`        S is diagonal, or known on the span of a few columns (`methods.refine`)
 ==================  =======================================================================
 """
 

@@ -155,22 +155,18 @@ MOMENT_OPTIONS = {
             ("auto",),
             number=float,
         ),
-        Option(
-            "sketch_size",
-            None,
-            lambda r: r is None or (is_integer(r) and 0 <= r < 1 << 31),
-            "an integer from 0 to the number of features, the columns of the sketch that "
-            "replaces the covariance (0: variances alone), or None for the complete covariance",
-            "low-rank sketch with N columns in place of the d x d covariance, for wide or sparse "
-            "rows; 0 stores variances alone",
-            number=int,
+        _one_of(
+            "covariance_type",
+            "full",
+            ("full", "diag"),
+            "the d x d covariance, or its diagonal alone, for wide or sparse rows",
         ),
         Option(
             "passes",
             0,
             lambda n: is_integer(n) and 0 <= n <= MAX_PASSES,
             f"an integer from 0 to {MAX_PASSES}",
-            "extra passes over the rows, each of which refines the sketch",
+            "extra passes over the rows, each of which lowers the distortion",
             number=int,
         ),
     )
@@ -178,25 +174,25 @@ MOMENT_OPTIONS = {
 
 
 def check_moment_options(
-    subsample: object, sketch_size: object, passes: object = 0, shrinkage: object = None,
+    subsample: object, covariance_type: object, passes: object = 0, shrinkage: object = None,
     solver: str = "auto", groups: object = None,
 ) -> None:  # fmt: skip
     """Raise InputError if options of the accumulation are invalid or exclude each other."""
-    values = subsample, sketch_size, passes
+    values = subsample, covariance_type, passes
     for option, value in zip(MOMENT_OPTIONS.values(), values, strict=True):
         if value is not option.default:
             option.check(value)
-    reason = f"needs the complete covariance, and sketch_size={sketch_size} keeps none; "
-    if sketch_size is None:
+    reason = "needs the complete covariance, and covariance_type='diag' keeps none; "
+    if covariance_type == "full":
         if passes:
             raise InputError(
-                f"passes is {passes}, but extra passes refine only a sketch; pass sketch_size, "
-                "too, or leave passes out"
+                f"passes is {passes}, but extra passes need covariance_type='diag'; pass it, too, "
+                "or leave passes out"
             )
     elif subsample != 1:
         raise InputError(
-            f"sketch_size={sketch_size} and subsample={subsample} exclude each other, because both "
-            "replace the exact covariance; pass sketch_size if d x d numbers do not fit in memory, "
+            f"covariance_type='diag' and subsample={subsample} exclude each other, because both "
+            "replace the exact covariance; pass 'diag' if d x d numbers do not fit in memory, "
             "otherwise subsample"
         )
     elif isinstance(shrinkage, str):

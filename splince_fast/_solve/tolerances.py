@@ -17,9 +17,6 @@ covariance that is factored.
                        standard deviations of x
 `floor`                largest standard deviation of a feature that counts as constant
 `NOISE_FRACTION`       rounding error of the squared norm of whitened spans, as a fraction of it
-`MIN_UNEXPLAINED`      minimum fraction of a variance outside the low-rank part of an approximation
-`LABELS`               rounding error of the eigenvalues of the correlation matrix of label columns,
-                       divided by the number of columns
 ====================== ===================================================================
 
 A rank is the number of singular values above `max(noise, relative * largest)`; the report shows
@@ -60,15 +57,6 @@ MIN_SCALE = 1e-26
 # the normal of the hyperplane, their covariance with the labels is below this value, and erasing
 # it adds no distortion.
 NOISE_FRACTION = 1e-7
-
-# Eigenvalues of the correlation matrix of label columns are rounding error if they are below this
-# value times the number of columns. x is not regressed on the corresponding combinations of label
-# columns; the contribution of these combinations to Cov(x) is estimated from the subsample.
-LABELS = 1e-10
-
-# A low-rank approximation of Cov(x) leaves at least this fraction of each variance to its diagonal
-# part. Whitening divides by the root of the fraction, and smaller fractions are rounding error.
-MIN_UNEXPLAINED = 1e-10
 
 
 def floor(variances: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -157,7 +157,7 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
 
     names = {"keep", *OPTIONS, *MOMENT_OPTIONS}
     options = {name: value for name in names if (value := getattr(args, name)) is not None}
-    for name in options.keys() - {"subsample", "sketch_size"}:
+    for name in options.keys() - {"subsample", "covariance_type"}:
         parameter = "refine" if name == "passes" else name
         if parameter not in method.parameters:
             methods = ", ".join(key for key, m in METHODS.items() if parameter in m.parameters)

@@ -168,7 +168,7 @@ class ErasingTransformer(CheckedEstimator):
 
         Parameters
         ----------
-        X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
+        X : array-like or frame of shape (n_samples, n_features); sparse for "diag"
             Rows, possibly none. A dask array is erased lazily, as by :class:`Projection`.
 
         Returns

@@ -48,7 +48,7 @@ class _Eraser(ErasingTransformer):
 
     kinds: Mapping[str, str] | None
     subsample: float | str
-    sketch_size: int | None
+    covariance_type: str
     passes: int = 0
     moments_: Moments
     erased_: Any
@@ -57,7 +57,7 @@ class _Eraser(ErasingTransformer):
 
     _method: ClassVar[str]
     _concept_kind: ClassVar[str | None] = None
-    _sparse_advice = " Or pass sketch_size=0 or more: X may then be sparse."
+    _sparse_advice = " Or pass covariance_type='diag': X may then be sparse."
 
     # With metadata routing, scikit-learn passes `concept` without `set_fit_request`.
     __metadata_request__fit: ClassVar = {"concept": True}
@@ -80,9 +80,9 @@ class _Eraser(ErasingTransformer):
     @property
     def _accepts_sparse(self) -> bool:
         moments = getattr(self, "moments_", None)
-        if self.sketch_size is not None:
+        if self.covariance_type == "diag":
             return True
-        return moments is not None and moments.parameters.sketch_size is not None
+        return moments is not None and moments.parameters.is_diagonal
 
     # -- fitting ---------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class _Eraser(ErasingTransformer):
 
         Parameters
         ----------
-        X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
+        X : array-like or frame of shape (n_samples, n_features); sparse for "diag"
             At least two rows. `fit` reads X once, and `passes` more times, without copying or
             changing it.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
@@ -220,7 +220,11 @@ class _Eraser(ErasingTransformer):
             kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
         self.erased_, self.kept_ = list(erased), list(kept) or None
         self._extendable = True
-        return {"kinds": kinds, "subsample": self.subsample, "sketch_size": self.sketch_size}
+        return {
+            "kinds": kinds,
+            "subsample": self.subsample,
+            "covariance_type": self.covariance_type,
+        }
 
     @property
     def _needs_folds(self) -> bool:
@@ -267,7 +271,7 @@ class _Eraser(ErasingTransformer):
         options = self._options(self._method)
         Options(**options)
         check_moment_options(
-            self.subsample, self.sketch_size, self.passes, options.get("shrinkage"),
+            self.subsample, self.covariance_type, self.passes, options.get("shrinkage"),
             options.get("solver", "auto"), groups,
         )  # fmt: skip
         self._check_concept_from()
@@ -359,7 +363,7 @@ class _Eraser(ErasingTransformer):
         estimator = cls(**params)
         estimator._check_parameters()
         estimator._check_incremental()
-        accumulation = {"kinds": None, "subsample": 1, "sketch_size": None}
+        accumulation = {"kinds": None, "subsample": 1, "covariance_type": "full"}
         for name, default in accumulation.items():
             if getattr(estimator, name) != default:
                 raise InputError(
@@ -410,10 +414,10 @@ class SPLINCE(_Eraser):
     subsample : float in (0, 1] or "auto"
         As in :class:`Moments`. "auto" takes the smallest sample for which the expected distortion
         exceeds the minimum by at most about 5 percent.
-    sketch_size : int, optional
-        As in :class:`Moments`; X may then be sparse.
+    covariance_type : {"full", "diag"}
+        As in :class:`Moments`; for "diag", X may be sparse.
     passes : int
-        Number of extra passes of `fit` over X, which reduce the distortion; needs `sketch_size`.
+        Number of extra passes of `fit` over X, which reduce the distortion; needs "diag".
     kinds : mapping of str to {"classes", "continuous"}, optional
         As in :class:`Moments`. A single column is the variable "concept" or "task", even if the
         column has a name; columns of mappings and frames keep their names.
@@ -480,7 +484,7 @@ class SPLINCE(_Eraser):
     solver: str = "auto"
     strength: float = 1
     subsample: float | str = 1.0
-    sketch_size: int | None = None
+    covariance_type: str = "full"
     passes: int = 0
     kinds: Mapping[str, str] | None = None
     concept_from: str | None = None
@@ -496,7 +500,7 @@ class LEACE(_Eraser):
     ----------
     null_space, shrinkage, rank_tol, solver
         As for :class:`SPLINCE`.
-    subsample, sketch_size, passes, kinds, concept_from
+    subsample, covariance_type, passes, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -534,7 +538,7 @@ class LEACE(_Eraser):
     rank_tol: float | str = "auto"
     solver: str = "auto"
     subsample: float | str = 1.0
-    sketch_size: int | None = None
+    covariance_type: str = "full"
     passes: int = 0
     kinds: Mapping[str, str] | None = None
     concept_from: str | None = None
@@ -549,7 +553,7 @@ class SAL(_Eraser):
 
     Parameters
     ----------
-    rank_tol, subsample, sketch_size, kinds, concept_from
+    rank_tol, subsample, covariance_type, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -578,7 +582,7 @@ class SAL(_Eraser):
 
     rank_tol: float | str = "auto"
     subsample: float | str = 1.0
-    sketch_size: int | None = None
+    covariance_type: str = "full"
     kinds: Mapping[str, str] | None = None
     concept_from: str | None = None
 
@@ -591,7 +595,7 @@ class MeanProjection(SAL):
 
     Parameters
     ----------
-    rank_tol, subsample, sketch_size, kinds, concept_from
+    rank_tol, subsample, covariance_type, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes

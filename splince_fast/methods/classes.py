@@ -39,7 +39,7 @@ def concept_of(erase: object, method: str) -> str:
 def read_classes(moments: object, name: str, method: str) -> dict[ClassName, Moments]:
     """Return the moments of each class of the variable `name` that has rows.
 
-    Raises InputError for moments of another type, without ``by=name``, or of a sketch or sample,
+    Raises InputError for moments of another type, without ``by=name``, or of a diagonal or sample,
     LabelError for a continuous variable, and ConstantVariableError for fewer than two classes.
     """
     if isinstance(moments, Folds):
@@ -64,10 +64,10 @@ def read_classes(moments: object, name: str, method: str) -> dict[ClassName, Mom
             "no difference to remove; check the labels"
         )
     for part in parts.values():
-        if part.parameters.sketch_size is not None or part.parameters.subsample < 1:
+        if part.parameters.is_diagonal or part.parameters.subsample < 1:
             raise InputError(
                 f"{method} needs the covariance of each class from all rows, and these moments "
-                "were made with sketch_size= or subsample=; accumulate without them"
+                "were made with covariance_type='diag' or subsample=; accumulate without them"
             )
     return parts
 

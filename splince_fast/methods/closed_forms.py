@@ -83,8 +83,9 @@ def splince(
         removes: P_b = (1 - b) P_LEACE + b P and P_b Cov(x, y) = Cov(x, y) - (1 - b) X. The
         distortion in addition to that of LEACE is multiplied by b^2. 0 is LEACE.
     refine : Source or iterable of blocks, optional
-        The accumulated rows, for extra passes; only for moments made with ``sketch_size``. Each
-        pass takes O(n d k) for k columns, and never increases the distortion, which is then exact.
+        The accumulated rows, for extra passes; only for moments made with
+        ``covariance_type="diag"``. Each pass takes O(n d k) for k columns, and never increases the
+        distortion, which is then exact.
     passes : int
         Number of passes over `refine`. With more passes, the distortion tends to its minimum.
 

@@ -188,10 +188,10 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
 
 def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> CrossReport:
     """Evaluate erasers fitted to all folds but one on the held-out fold; fit one to the total."""
-    if total.parameters.sketch_size is not None:
+    if total.parameters.is_diagonal:
         raise InputError(
             "the effect on held-out rows needs their covariance, which moments made with "
-            "sketch_size= do not keep; accumulate the folds without it"
+            "covariance_type='diag' do not keep; accumulate the folds with 'full'"
         )
     parts = list(folds)
     with ExitStack() as locks:

@@ -51,10 +51,10 @@ from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.snapshot import Factored, Statistics
 from splince_fast.projection import Projection
 from splince_fast.report import (
+    DiagonalCovariance,
     FitValues,
     Report,
     Sampling,
-    SketchedCovariance,
     build_report,
     largest_change,
 )
@@ -165,7 +165,6 @@ class MethodCall(NamedTuple):
                 raise
             left, right, mean, solution, factor, shrinkage, span_z, span_y, gain = solved
             sample = stats.sample if self.whitened else None
-            sketch = None if stats.low_rank is None else stats.low_rank.rank
             distortions = _distortions(stats, solved, self.options)
             # With a subsample, `solution.variance` is that of the factored estimate of Cov(x);
             # `stats.variances` uses all rows.
@@ -193,7 +192,7 @@ class MethodCall(NamedTuple):
                 self.method, stats.n_rows, stats.weight, shrinkage, self.whitened,
                 distortions.eraser, distortions.leace, tuple(notes), variance,
                 None if sample is None else Sampling(sample.n_rows, distortions.excess),
-                None if sketch is None else SketchedCovariance(sketch, passes, gain),
+                DiagonalCovariance(passes, gain) if stats.is_diagonal else None,
                 effect, noises, float(self.options.strength), stats.feature_names,
             )  # fmt: skip
         report = partial(build_report, fit, solution, span_z, span_y, left, right)
@@ -337,7 +336,7 @@ class MethodCall(NamedTuple):
 def _few_rows(stats: Statistics, solved: Solved) -> Warnings:
     """Yield a warning if the covariance, without shrinkage, is mostly noise."""
     n_rows, rank = stats.n_rows, solved.solution.rank_covariance
-    approximate = stats.sample is not None or stats.low_rank is not None
+    approximate = stats.sample is not None or stats.is_diagonal
     if solved.shrinkage or approximate or solved.solution.solver == "none":
         return
     if n_rows < FEW_ROWS * rank or 0 < n_rows - 1 <= rank:
@@ -378,7 +377,7 @@ def _noises(
 ) -> tuple[Noise, ...]:
     """Return the sampling noise of Cov(x, z) for each erased variable z."""
     rank = solution.rank_covariance
-    approximate = stats.sample is not None or stats.low_rank is not None
+    approximate = stats.sample is not None or stats.is_diagonal
     if solution.solver == "none" or approximate or rank >= stats.n_rows - 1:
         rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) with enough rows
     by_class = stats.class_noise(names, factor)
@@ -399,7 +398,7 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> _Distor
     solution, shrunk = solved.solution, bool(solved.shrinkage)
     if solution.solver == "refined":  # its LEACE is the minimum over a subspace, not over all maps
         return _Distortions(solution.distortion, None)
-    if stats.low_rank is not None:  # a sketch may underestimate Cov(x)
+    if stats.is_diagonal:  # the variances do not determine it
         unknown = None if solution.rank_z else 0.0
         return _Distortions(unknown, unknown)
     if solution.solver == "cholesky" and not (shrunk or stats.sample):

@@ -164,7 +164,7 @@ def oracle(
             Szy = _correlations(stats, z, y)
             span_t = span_y.rows - Szy.T @ predicted
             intensity = stats.intensity(Options())
-            if intensity and stats.low_rank is None:
+            if intensity and not stats.is_diagonal:
                 scales = inverse_units(units)
                 T = stats.gram(np.diag(scales)) - (span_z.rows * scales).T @ (predicted * scales)
                 whitened, solved = shrunk_solves(T, span_t, units, intensity)
@@ -390,8 +390,8 @@ def _report(
             "this factor; leave out the features that are copies of the labels"
         )
     sample = stats.sample
-    # The distortion is unknown if a sketch replaces Cov(x), which it may underestimate.
-    measured = added is not None and (stats.low_rank is None or restoration is None)
+    # The distortion is unknown if the variances replace Cov(x).
+    measured = added is not None and (not stats.is_diagonal or restoration is None)
     fraction = 1.0 / variance if variance else 0.0
     return Report(
         method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,

@@ -98,7 +98,7 @@ def quadratic(
     Raises
     ------
     InputError
-        The moments were made without ``by=``, or with a sample or sketch; rows have no label of a
+        The moments were made without ``by=``, or with a sample or "diag"; rows have no label of a
         kept variable; or a parameter is out of range.
     LabelError
         The concept is continuous.

@@ -1,18 +1,18 @@
 """Refinement of erasers without a stored covariance, by extra passes over the rows.
 
 The covariance S is not stored, but a pass over the rows gives the exact product S V for a matrix V
-with few columns. Let the columns of C be the erased and kept cross-covariances, M the low-rank
-approximation of S from the sketch, and O the sign matrix of the sketch, whose product S O is
-stored. The first pass computes S V for
+with few columns. Let the columns of C be the erased and kept cross-covariances, and D = diag(S).
+The first pass computes S V for V = [D^-1 C, C], and then the eraser of the least distortion with
+`right` in the column space of V (Rayleigh-Ritz). The column space contains the solutions that
+follow from D and without whitening: the distortion is at most that of either. Each further pass
+extends the column space by D^-1 (C - S R), the preconditioned residual of the current solution R.
+The column space then contains the iterates of conjugate gradients for S R = C with the
+preconditioner D, and the distortion never increases.
 
-    V = [M^-1 C, diag(S)^-1 C, C]
-
-and then the eraser of the least distortion with `right` in the column space of [V, O]. The column
-space contains the solutions that follow from M, from diag(S) and without whitening. The distortion
-of the eraser is therefore at most that of any of the three solutions. Each further pass extends the
-column space by M^-1 (C - S R), the preconditioned residual of the current solution R. The column
-space then contains the iterates of conjugate gradients for S R = C with the preconditioner M, and
-the distortion never increases.
+A map is feasible if P = I - left right^T with colsp(left) = colsp(Cov(x, z)); its distortion is
+tr(left^T left right^T S right). Let the columns of B span the column space of V, with B^T S B = I.
+Whitening by B^T in place of L^+, with S = L L^T, minimises the distortion over all `right` with
+columns in this space, and the computed distortion is exact.
 """
 
 from __future__ import annotations
@@ -23,28 +23,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels.factor import STATUS_OK, Factor
+from splince_fast._kernels.factor import STATUS_OK, Factor, of_columns
 from splince_fast._runtime.rows import NO_WEIGHT
 from splince_fast._runtime.sparse import SparseRows, parts, subtracted
+from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MAX_PASSES, Options, is_integer
-from splince_fast._solve.ritz import Subspace
 from splince_fast.exceptions import InputError
 from splince_fast.moments.block_sums import sum_block
+from splince_fast.moments.diagonal import far_from_zero, sum_stored
 from splince_fast.moments.inputs import read_update
-from splince_fast.moments.sketch import add_images, add_outer, far_from_zero
-from splince_fast.moments.snapshot import Factored, SketchSnapshot, Statistics
+from splince_fast.moments.snapshot import DiagonalSnapshot, Factored, Statistics
 from splince_fast.moments.state import EPS64
 from splince_fast.sources._prefetch import prefetched
 from splince_fast.sources.base import Source, StreamSource
 
 Float = NDArray[np.float64]
 
+# Combinations of columns with a variance below this fraction of the largest are rounding error.
+_LEAST_VARIANCE = 1e-10
+# Number of elements of dense rows that are centred at once.
+_PIECE = 1 << 20
+
 
 class ExtraPasses:
     """Extra passes over the accumulated rows."""
 
-    def __init__(self, source: Source, stats: SketchSnapshot, passes: int) -> None:
+    def __init__(self, source: Source, stats: DiagonalSnapshot, passes: int) -> None:
         self._source, self._stats = source, stats
         d = len(stats.mean)
         if source.n_features not in (None, d):
@@ -63,10 +68,9 @@ class ExtraPasses:
 
     def images(self, columns: Float) -> Float:
         """Compute V^T Cov(x), (m, d), for V^T = `columns`, (m, d), in one pass over the rows."""
-        stats, d, m = self._stats, len(self._stats.mean), len(columns)
-        # The product with the first sign vector of the sketch is compared with the stored product.
-        vectors = np.hstack([columns.T, stats.sketch.signs[:, :1]])
-        out, total, squares = np.zeros((d, vectors.shape[1])), np.zeros(d), np.zeros(d)
+        stats, (m, d) = self._stats, columns.shape
+        vectors = np.ascontiguousarray(columns.T)
+        out, total, squares = np.zeros((d, m)), np.zeros(d), np.zeros(d)
         n_rows, weight = 0, 0.0
         with prefetched(self._source) as blocks:
             for block in blocks:
@@ -74,49 +78,58 @@ class ExtraPasses:
                 if not batch.n:
                     continue
                 batch.rows.check()
-                sums = self._sums(batch.rows, batch.weight, vectors, out)
+                add = self._add_sparse if isinstance(batch.rows, SparseRows) else self._add_dense
+                sums = add(batch.rows, batch.weight, vectors, out)
                 total += sums[0]
                 squares += sums[1]
                 n_rows += batch.n
                 weight += sums[2]
-        self._compare(n_rows, weight, total, squares, out[:, m:])
+        self._compare(n_rows, weight, total, squares)
         out /= stats.weight
-        return np.ascontiguousarray(out[:, :m].T)
+        return np.ascontiguousarray(out.T)
 
-    def _sums(
+    # Both add the products S_b V of a block to `out`, (d, m), with V = `vectors` and S_b the
+    # scatter of the block about the mean of the moments; they return the sums of x - mean and of
+    # its squares, and the weight sum.
+
+    def _add_sparse(
         self, rows: Any, weight: Float | None, vectors: Float, out: Float
     ) -> tuple[Float, Float, float]:
-        """Add a block's products to `out`; return column sums, sums of squares and weight sum."""
-        # The products are S_b V, where V = `vectors`, (d, m), and S_b is the scatter matrix of the
-        # block about the mean of the moments.
-        mean = self._stats.mean
-        if isinstance(rows, SparseRows):
-            import splince_fast._kernels.sparse as kernels
+        import splince_fast._kernels.sparse as kernels
 
-            shift = np.zeros(len(mean))
-            far = far_from_zero(mean, self._stats.variances)
-            shift[far] = mean[far]
-            array = subtracted(rows.array, shift) if len(far) else rows.array
-            mean = mean - shift
-            csr, batch = parts(array), NO_WEIGHT if weight is None else weight
-            weight_sum = float(len(rows)) if weight is None else float(weight.sum())
-            total, squares = np.zeros(len(mean)), np.empty(len(mean))
-            no_labels = np.empty((0, len(rows)), np.intp), np.empty((0, len(rows)))
-            no_sums = np.empty((0, len(mean)))
-            kernels.sum_rows(*csr, batch, *no_labels, total, no_sums, no_sums)
-            kernels.sum_squares(*csr, batch, mean, weight_sum, squares)
-            weighted_sum = add_images(array, weight, mean, vectors, out)
-            add_outer(out, -1.0, mean, weighted_sum)
-            return total - weight_sum * mean, squares, weight_sum
-        array = np.ascontiguousarray(rows.array, rows.dtype)
-        no_codes, no_values = np.empty((0, len(array)), np.intp), np.empty((0, len(array)))
-        sums = sum_block(array, weight, mean, no_codes, 0, no_values)
-        add_images(array, weight, mean, vectors, out)
+        mean, shift, n = self._stats.mean, np.zeros(len(vectors)), len(rows)
+        far = far_from_zero(mean, self._stats.variances)
+        shift[far] = mean[far]
+        array = subtracted(rows.array, shift) if len(far) else rows.array
+        mean = mean - shift
+        no_labels = np.empty((0, n), np.intp), 0, np.empty((0, n))
+        sums = sum_stored(array, weight, *no_labels, mean)
+        weighted = np.zeros(vectors.shape[1])
+        kernels.add_images(
+            *parts(array), NO_WEIGHT if weight is None else weight, vectors, mean @ vectors,
+            np.empty(len(weighted)), weighted, out,
+        )  # fmt: skip
+        out -= np.outer(mean, weighted)
+        return sums.total - sums.weight_sum * mean, sums.squares, sums.weight_sum
+
+    def _add_dense(
+        self, rows: Any, weight: Float | None, vectors: Float, out: Float
+    ) -> tuple[Float, Float, float]:
+        array, mean = np.ascontiguousarray(rows.array, rows.dtype), self._stats.mean
+        (n, d), step = array.shape, max(64, _PIECE // len(array))
+        no_labels = np.empty((0, n), np.intp), 0, np.empty((0, n))
+        sums = sum_block(array, weight, mean, *no_labels)
+        stripes = [slice(start, min(d, start + step)) for start in range(0, d, step)]
+        coordinates = np.zeros((n, vectors.shape[1]))
+        for part in stripes:
+            coordinates += (array[:, part] - mean[part]) @ vectors[part]
+        if weight is not None:
+            coordinates *= weight[:, None]
+        for part in stripes:
+            out[part] += (array[:, part] - mean[part]).T @ coordinates
         return sums.total, sums.squares, sums.weight_sum
 
-    def _compare(
-        self, n_rows: int, weight: float, total: Float, squares: Float, image: Float
-    ) -> None:
+    def _compare(self, n_rows: int, weight: float, total: Float, squares: Float) -> None:
         """Raise InputError unless the sums of a pass equal those of the moments, up to rounding."""
         stats, name = self._stats, self._source
         if n_rows != stats.n_rows:
@@ -138,19 +151,6 @@ class ExtraPasses:
         if len(features):
             moment = "mean" if mean_differs[features[0]] else "variance"
             raise _other_rows_error(name, f"the {moment} of feature {features[0]} differs")
-        # The product with a sign vector is a sum over all features; its error bound is, too.
-        all_deviations, all_offsets = deviation.sum(), offset.sum()
-        allowed = (roundings * deviation + offset) * all_deviations
-        allowed += (deviation + offset) * all_offsets
-        gap = np.abs(image - stats.sketch.images[:, : image.shape[1]]) / weight
-        if (gap > allowed[:, None]).any():
-            units = deviation[:, None]
-            gaps = np.divide(gap, units, out=np.zeros_like(gap), where=units > 0)
-            raise _other_rows_error(
-                name,
-                f"the covariances of feature {gaps.max(axis=1).argmax()} with the other features "
-                "differ; a column may be shuffled",
-            )
 
 
 def _other_rows_error(source: Source, why: str) -> InputError:
@@ -158,6 +158,17 @@ def _other_rows_error(source: Source, why: str) -> InputError:
         f"refine is {source.name}, which does not have the accumulated rows: {why}. Pass the "
         "source from which the moments were accumulated, with all rows and the same weights"
     )
+
+
+def _basis(columns: Float, images: Float) -> tuple[Float, Float]:
+    """Return B^T and (S B)^T with B^T S B = I, from V^T = `columns` and (S V)^T = `images`."""
+    gram = columns @ images.T
+    sizes = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
+    units = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+    values, eigenvectors = np.linalg.eigh((gram + gram.T) / 2 * units * units[:, None])
+    kept = values > _LEAST_VARIANCE * max(values.max(initial=0.0), 0.0)
+    weights = (eigenvectors[:, kept] / np.sqrt(values[kept])).T * units
+    return weights @ columns, weights @ images
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,50 +197,47 @@ class Refinement:
         self, stats: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
         """Return the factor after all passes, and the distortion reduction of the last pass."""
-        # The factor whitens in the subspace of the last pass (:mod:`splince_fast._solve.ritz`). The
-        # reduction is a fraction of the distortion before the last pass.
-        if not isinstance(stats, SketchSnapshot):
+        # The factor whitens by B^T. The reduction is a fraction of the distortion before the last
+        # pass.
+        if not isinstance(stats, DiagonalSnapshot):
             raise InputError(
-                "refine= improves erasers of moments made with sketch_size=, which keep no "
-                "covariance; "
+                "refine= improves erasers of moments made with covariance_type='diag', which keep "
+                "no covariance; "
                 + (
                     "pass these moments, not a snapshot of them"
-                    if isinstance(stats, Factored) and stats.low_rank is not None
+                    if isinstance(stats, Factored) and stats.is_diagonal
                     else "leave it out"
                 )
             )
         if options.shrinkage:
             raise InputError("refine= does not shrink the covariance; leave shrinkage= out")
         reader = ExtraPasses(self.source, stats, self.passes)
-        first = stats.factored(options, stats.intensity(options))
-        low_rank, sketch = stats.low_rank, stats.sketch
-        inverse = first.inverse_scale
-        spans = np.where(inverse > 0, np.concatenate([span_z, span_y]), 0.0)
-        n_erased = len(span_z)
-        blocks = [first.solve(np.ascontiguousarray(spans)), spans]
-        if low_rank.rank:
-            blocks.append(spans * inverse**2)
-        columns = np.concatenate(blocks)
-        k, signs = len(spans), sketch.signs.T * (inverse > 0.0)
+        floor = tolerances.floor(stats.variances, stats.mean)
+        first = stats.factored(options, 0.0, floor)
+        varies, k = first.inverse_scale > 0, len(span_z) + len(span_y)
+        spans = np.where(varies, np.concatenate([span_z, span_y]), 0.0)
+        columns = np.concatenate([first.solve(np.ascontiguousarray(spans)), spans])
         images = reader.images(columns)
 
-        def evaluate(subspace: Subspace) -> tuple[Factor, float]:
-            factor = subspace.factor(low_rank, first)
-            solution = oblique(factor, spans[:n_erased], spans[n_erased:], options)
+        def evaluate(basis: Float) -> tuple[Factor, float]:
+            factor = of_columns(
+                np.ascontiguousarray(basis), stats.variances, floor, smallest=first.smallest
+            )
+            factor.rounding = first.rounding
+            solution = oblique(factor, spans[: len(span_z)], spans[len(span_z) :], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 
-        before = evaluate(Subspace(columns[:k], images[:k]))[1]
-        columns = np.concatenate([columns, signs])
-        images = np.concatenate([images, sketch.images.T / stats.weight])
-        subspace = Subspace(columns, images)
-        factor, after = evaluate(subspace)
+        before = evaluate(_basis(columns[:k], images[:k])[0])[1]
+        basis, basis_images = _basis(columns, images)
+        factor, after = evaluate(basis)
         for _ in range(1, self.passes):
-            new_columns = first.solve(
-                np.ascontiguousarray(subspace.residual(spans) * (inverse > 0))
-            )
-            columns = np.concatenate([columns, new_columns])
-            images = np.concatenate([images, reader.images(new_columns)])
-            subspace, before = Subspace(columns, images), after
-            factor, after = evaluate(subspace)
+            # C - S R, with R = B B^T C the Rayleigh-Ritz solution of S R = C
+            residual = spans - (spans @ basis.T) @ basis_images
+            new = first.solve(np.ascontiguousarray(residual * varies))
+            columns = np.concatenate([columns, new])
+            images = np.concatenate([images, reader.images(new)])
+            basis, basis_images = _basis(columns, images)
+            before = after
+            factor, after = evaluate(basis)
         gain = 1.0 - after / before if 0.0 < before < np.inf else 0.0
         return factor, max(0.0, gain)

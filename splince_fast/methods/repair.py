@@ -67,10 +67,10 @@ def repair(
         Moments of the erased rows t and of the variables to keep. Rows may be weighted. With
         ``subsample=``, B Cov(t, y) = Cov(x, y) remains exact, and the change is the least under the
         estimate of T. If the moments are shrunk, T is shrunk towards the variances of the features.
-        Moments with ``sketch_size=``, which have no T, raise InputError.
+        Moments with ``covariance_type="diag"``, which have no T, raise InputError.
     before : Moments or Factored
-        Moments of the same rows before erasure, with the same features and labels; a sketch is
-        allowed.
+        Moments of the same rows before erasure, with the same features and labels; "diag"
+        is allowed.
     keep : str, tuple or list of them
         Variables whose covariance is restored, jointly. Unlike for :func:`splince`, arrays of
         directions raise InputError, because moments do not hold the images of directions under the
@@ -150,10 +150,11 @@ def repair(
                 f"{len(variances)}; repair compares covariances feature by feature: pass "
                 "moments of the same rows in the same coordinates"
             )
-        if erased.low_rank is not None:
+        if erased.is_diagonal:
             raise InputError(
                 "repair takes T^+ of the covariance T of the erased rows, which moments made with "
-                "sketch_size= do not keep; accumulate them without it, or with subsample="
+                "covariance_type='diag' do not keep; accumulate them with 'full', or with "
+                "subsample="
             )
         span_t = span_of(erased, names, "keep", True)
         variables = [erased.variable(name) for name in names]

@@ -1,4 +1,4 @@
-"""Base class of accumulators without a d x d product, and the sums of one block about a shift."""
+"""Sums of one block of dense rows about a shift, without a d x d product."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ from numpy.typing import NDArray
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.memory import aligned
-from splince_fast._runtime.rows import NO_WEIGHT, check_values
-from splince_fast.labels import VariableName
-from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
+from splince_fast._runtime.rows import check_values
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, rows_of
-from splince_fast.moments.buffer import LabelledRows
-from splince_fast.moments.state import Diagonal, State, head_mean
-from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
@@ -34,68 +29,6 @@ _LARGEST_SQUARES = 1e280
 _MOST_SEGMENTS = 7
 # Least number of columns per task, a multiple of 16.
 _LEAST_COLUMNS = 192
-# The shift of a block is the mean of this many rows at its start.
-_HEAD = 16
-# Sums per class, weight sums of the classes, products with label columns, sums of label columns.
-LabelSums = tuple[Float, Float, Float, Float]
-
-
-class DiagonalAccumulator(Accumulator):
-    """Base class of accumulators that sum blocks without a copy and without a d x d product."""
-
-    def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
-        """Return the rows per block; the reduction needs no work memory."""
-        threads.thread_count()  # raises InputError if SPLINCE_FAST_NUM_THREADS is invalid
-        capacity = self.parameters.capacity(width, dtype.itemsize)
-        self._work.capacities[width, dtype] = capacity
-        return capacity
-
-    def _empty_state(self, width: int) -> State:
-        return State.empty_diagonal(width)
-
-    def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Compute the sums of a block, and add them to the state and to the variables."""
-        state, n = batch.state, len(block)
-        weight = None if block.weight is None else np.ascontiguousarray(block.weight)
-        requests = [batch.variables[name].request(z, weight) for name, z in block.labels.items()]
-        codes, n_sums, values = joined_requests(requests, n)
-        block_state, sums = self._reduce(state, block, weight, codes, n_sums, values)
-        reference = state.reference_with(block_state)
-        moved: dict[VariableName, Variable] = {}
-        if reference is not state.reference:
-            moved = self._moved(state, reference)
-        self._add_to_sample(block, weight)
-        class_sums, weights_of_classes, products, value_sums = sums
-        offset = block_state.reference - reference
-        class_sums += weights_of_classes[:, None] * offset
-        if len(products):
-            products += np.outer(value_sums, offset)
-        state.add(block_state, reference)
-        self._commit(batch, block, moved, requests, class_sums, products)
-        if len(block.labels) > 1:
-            self.label_products.add(block.labels, batch.variables, weight)
-
-    def _reduce(
-        self,
-        state: State,
-        block: LabelledRows,
-        weight: Float | None,
-        codes: NDArray[np.intp],
-        n_sums: int,
-        values: Float,
-    ) -> tuple[State, LabelSums]:
-        """Return the state of a valid block, and the sums for its variables."""
-        index = block.index
-        head = block.rows[:_HEAD] if index is None else block.rows[index[:_HEAD]]
-        shift = head_mean(head, None if weight is None else weight[:_HEAD])
-        sums = sum_block(block.rows, weight, shift, codes, n_sums, values, index)
-        weights = class_weights(codes, n_sums, NO_WEIGHT if weight is None else weight)
-        label_sums = sums.class_sums, weights, sums.products, values.sum(axis=1)
-        squares = Diagonal(sums.centred_squares)
-        return State(shift, len(block), sums.weight_sum, sums.total.copy(), squares), label_sums
-
-    def _add_to_sample(self, block: LabelledRows, weight: Float | None) -> None:
-        """Do nothing: only `SampledAccumulator` samples the rows."""
 
 
 class BlockSums(NamedTuple):
@@ -103,14 +36,9 @@ class BlockSums(NamedTuple):
 
     weight_sum: float
     total: Float  # (d,): sum w (x - shift)
-    squares: Float  # (d,): sum w (x - shift)^2
+    squares: Float  # (d,): sum w (x - shift)^2; of sparse rows, about the mean
     class_sums: Float  # (n_codes, d): sums w (x - shift) of the rows of each class
     products: Float  # (q, d): products of the label columns with x - shift
-
-    @property
-    def centred_squares(self) -> Float:
-        """Sums of squares about the mean of the block, (d,), not divided by the weight sum."""
-        return np.maximum(0.0, self.squares - self.total**2 / self.weight_sum)
 
 
 def sum_block(

@@ -48,10 +48,10 @@ from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import KINDS, Accumulator
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.by_class import ClassAccumulator, class_of
+from splince_fast.moments.diagonal import DiagonalAccumulator
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator
-from splince_fast.moments.sketch import Sketch, SketchAccumulator, signs
 from splince_fast.moments.state import EPS32, EPS64, Diagonal, Scatter, State
 
 # Version number of the file format: raise it with every change that an older reader misreads.
@@ -62,7 +62,7 @@ _MOST_BLOCK_BYTES = 1 << 35
 # Name of each parameter in the metadata.
 _PARAMETERS = {
     "block_rows": "block_rows", "kinds": "kinds", "joint": "joint", "subsample": "subsample",
-    "random_state": "seed", "sketch_size": "rank",
+    "random_state": "seed", "covariance_type": "covariance_type",
 }  # fmt: skip
 _LOST: Layout = {"lost": (np.float64, ("d",), 0)}
 _SQUARES: Layout = {"weights.squares": (np.float64, (1,), 0)}
@@ -72,8 +72,8 @@ def accumulator_of(parameters: Parameters) -> Accumulator:
     """Return an empty accumulator of the class that holds moments with these parameters."""
     if parameters.by is not None:
         return ClassAccumulator(parameters)
-    if parameters.sketch_size is not None:
-        return SketchAccumulator(parameters)
+    if parameters.is_diagonal:
+        return DiagonalAccumulator(parameters)
     return SampledAccumulator(parameters) if parameters.subsample < 1 else Accumulator(parameters)
 
 
@@ -145,9 +145,9 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
     # Metadata of the wrong form may raise KeyError, TypeError, ValueError or AttributeError.
     # Pickle buffers may be read-only.
     tensors = {k: t if t.flags.writeable else t.copy(order="K") for k, t in tensors.items()}
-    if metadata.get("scatter", 1.0) != 1.0:
+    if "scatter" in metadata or "rank" in metadata:
         raise FileFormatError(
-            "the moments have a sample of an earlier version; accumulate the rows again"
+            "the moments have a sample or sketch of an earlier version; accumulate the rows again"
         )
     arguments = {name: metadata[key] for name, key in _PARAMETERS.items() if key in metadata}
     parameters = Parameters.of(**arguments, by=metadata.get("by"))
@@ -203,10 +203,6 @@ def _check_width(width: object, parameters: Parameters) -> None:
             f"a block of {parameters.block_rows:,} rows of {width:,} features would take more than "
             f"{_MOST_BLOCK_BYTES >> 30} GiB; the file was edited or damaged"
         )
-    if parameters.sketch_size is not None and parameters.sketch_size > width:
-        raise FileFormatError(
-            f"the sketch has {parameters.sketch_size} columns for {width} features"
-        )
 
 
 def _read_count(metadata: Mapping[str, Any], name: str) -> int:
@@ -236,14 +232,10 @@ def _read_state(
 
 
 def _read_scatter(tensors: Tensors, width: int, parameters: Parameters) -> Scatter:
-    size, packed = parameters.sketch_size, "scatter.lower" in tensors
-    if size is not None:
-        variances, images = check_tensors(tensors, Sketch.TENSORS, {"d": width, "r": size})
-        random_signs = signs(width, size, parameters.random_state)
-        return Sketch(variances, images=images, signs=random_signs)
-    if parameters.subsample < 1:
+    if parameters.is_diagonal or parameters.subsample < 1:
         (variances,) = check_tensors(tensors, Diagonal.TENSORS, {"d": width})
         return Diagonal(variances)
+    packed = "scatter.lower" in tensors
     layout = Scatter.PACKED_TENSORS if packed else Scatter.TENSORS
     sizes = {"d": width, "d(d+1)/2": width * (width + 1) // 2}
     (scatter,) = check_tensors(tensors, layout, sizes)

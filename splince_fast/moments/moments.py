@@ -79,21 +79,20 @@ class Moments:
     subsample : float in (0, 1]
         Fraction of the rows that are sampled to estimate the covariance of x. Sums per class, means
         and variances are those of all rows. See the notes.
-    sketch_size : int, optional
-        Number of columns of random signs by which the scatter is multiplied. The variances and
-        these products replace the d x d scatter: O(d (sketch_size + k)) numbers for k label
-        columns. Rows may then be sparse. 0 keeps the variances only. See the notes.
+    covariance_type : {"full", "diag"}
+        With "diag", the variances alone replace the d x d scatter: O(d k) numbers for k label
+        columns. Rows may then be sparse. See the notes.
     random_state : int
-        Seed of the sampled rows, and of the signs of a sketch.
+        Seed of the sampled rows.
     by : str, optional
         Class-coded variable; the scatter of each of its k classes, at most 64, is accumulated
         separately, in :attr:`by_class`: O(k d^2) numbers.
 
     Notes
     -----
-    *Sketch and sample.* Any positive definite matrix in place of Cov(x) gives an eraser with the
+    *Diagonal and sample.* Any positive definite matrix in place of Cov(x) gives an eraser with the
     same constraints; the matrix determines only how far the distortion exceeds the minimum. With
-    ``sketch_size``, this excess is unknown unless ``refine=`` of a method reads the rows again.
+    "diag", this excess is unknown unless ``refine=`` of a method reads the rows again.
     With ``subsample``, m sampled rows, a fraction f of all, give for Gaussian x the mean excess
 
         (1 - f) p / (m - p - 2)
@@ -136,12 +135,12 @@ class Moments:
         kinds: Mapping[str, str] | None = None,
         joint: Sequence[tuple[str, ...]] = (),
         subsample: float = 1.0,
-        sketch_size: int | None = None,
+        covariance_type: str = "full",
         random_state: int = 0,
         by: str | None = None,
     ) -> None:
         parameters = Parameters.of(
-            block_rows, kinds, joint, subsample, random_state, sketch_size, by
+            block_rows, kinds, joint, subsample, random_state, covariance_type, by
         )  # fmt: skip
         self._accumulator = accumulator_of(parameters)
         self._lock = new_lock()
@@ -158,7 +157,8 @@ class Moments:
         X : array-like of shape (n, d), or (batch, token, d)
             Rows of float16, bfloat16, float32, float64, integers or bools; any memory layout;
             NumPy, torch, pandas or polars. n may be 0. Leading dimensions are flattened. With
-            `sketch_size`, also a matrix or array of scipy.sparse, which is never made dense.
+            ``covariance_type="diag"``, also a matrix or array of scipy.sparse, which is never made
+            dense.
         labels : mapping of str to column(s), frame, or a single column, optional
             Labels of the rows, see :mod:`splince_fast.labels`; a single column is the variable
             "concept". With leading dimensions, a column has one entry per sequence, (batch,), or
@@ -494,14 +494,14 @@ class Moments:
         NotEnoughDataError
             The weight sum is not above `ddof`.
         InputError
-            The moments were made with ``sketch_size``.
+            The moments were made with ``covariance_type="diag"``.
         """
         check_ddof(ddof)
-        if self.parameters.sketch_size is not None:
+        if self.parameters.is_diagonal:
             raise InputError(
-                f"moments made with sketch_size={self.parameters.sketch_size} do not store the "
-                "d x d covariance; accumulate without sketch_size=, if the covariance fits in "
-                "memory. The variances are in moments.factored().variances"
+                "moments made with covariance_type='diag' do not store the d x d covariance; "
+                "accumulate with 'full', if the covariance fits in memory. The variances are in "
+                "moments.factored().variances"
             )
         with self._lock:
             accumulator = self._flushed()

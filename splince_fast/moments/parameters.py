@@ -21,9 +21,8 @@ class Parameters:
     # classes of one joint variable.
     joint: tuple[tuple[str, ...], ...]
     subsample: float = 1.0  # fraction of the rows from which Cov(x) is estimated
-    random_state: int = 0  # seed of the sampled rows, and of the signs of a sketch
-    # number of columns of the sketch of the scatter; None for the d x d scatter
-    sketch_size: int | None = None
+    random_state: int = 0  # seed of the sampled rows
+    covariance_type: str = "full"  # "full" for the d x d scatter, "diag" for its diagonal
     # class-coded variable; a separate scatter is accumulated for each of its classes
     by: str | None = None
 
@@ -35,7 +34,7 @@ class Parameters:
         joint: Any = (),
         subsample: Any = 1.0,
         random_state: Any = 0,
-        sketch_size: Any = None,
+        covariance_type: Any = "full",
         by: object = None,
     ) -> Parameters:
         """Return validated arguments of `Moments`; raise InputError if one is invalid."""
@@ -55,7 +54,7 @@ class Parameters:
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "
                 "[('gender', 'race')]"
             )
-        check_moment_options(subsample, sketch_size)
+        check_moment_options(subsample, covariance_type)
         if isinstance(subsample, str):
             raise InputError(
                 "subsample='auto' needs the number of rows, which is unknown here; pass a number "
@@ -63,15 +62,19 @@ class Parameters:
             )
         if by is not None and not isinstance(by, str):
             raise InputError(f"by is {by!r}; it must be the name of a class-coded variable")
-        if by is not None and (sketch_size is not None or subsample != 1):
+        if by is not None and (covariance_type != "full" or subsample != 1):
             raise InputError(
-                "by= keeps the d x d scatter of every class; omit subsample= and sketch_size="
+                "by= keeps the d x d scatter of every class; omit subsample= and covariance_type="
             )
         return cls(
             block_rows, dict(kinds or {}), tuple(map(tuple, joint)),
-            float(subsample), check_random_state(random_state),
-            None if sketch_size is None else int(sketch_size), by,
+            float(subsample), check_random_state(random_state), covariance_type, by,
         )  # fmt: skip
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether only the diagonal of the covariance is accumulated."""
+        return self.covariance_type == "diag"
 
     def as_arguments(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,15 +101,10 @@ class Parameters:
                 f"one side has the scatter by={self.by!r} and the other by={other.by!r}; "
                 "accumulate both with the same by="
             )
-        if self.sketch_size != other.sketch_size:
+        if self.covariance_type != other.covariance_type:
             raise IncompatibleMomentsError(
-                f"one side was made with sketch_size={self.sketch_size} and the other with "
-                f"{other.sketch_size}; accumulate both with the same sketch_size="
-            )
-        if self.sketch_size and self.random_state != other.random_state:
-            raise IncompatibleMomentsError(
-                f"the sketches have different random signs (random_state={self.random_state} and "
-                f"{other.random_state}); accumulate both with the same random_state="
+                f"one side has covariance_type={self.covariance_type!r} and the other "
+                f"{other.covariance_type!r}; accumulate both with the same covariance_type="
             )
 
 

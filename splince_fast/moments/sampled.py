@@ -24,8 +24,8 @@ from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import check_moment_options
 from splince_fast.exceptions import InputError, NotEnoughDataError, SampledScatterWarning
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.block_sums import DiagonalAccumulator
 from splince_fast.moments.buffer import LabelledRows
+from splince_fast.moments.diagonal import DiagonalAccumulator
 from splince_fast.moments.parameters import Parameters
 from splince_fast.sources.base import Source
 
@@ -211,7 +211,8 @@ def with_subsample(parameters: Mapping[str, Any], source: Source, folds: int) ->
     """Return the arguments of moments, with a valid number as `subsample` in place of "auto"."""
     arguments = dict(parameters)
     if "subsample" in arguments:
-        check_moment_options(arguments["subsample"], arguments.get("sketch_size"))
+        covariance_type = arguments.get("covariance_type", "full")
+        check_moment_options(arguments["subsample"], covariance_type)
         arguments["subsample"] = subsample_for(
             arguments["subsample"], source.n_rows, source.n_features, source.name, folds
         )

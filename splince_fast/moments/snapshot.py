@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.factor import of_columns
 from splince_fast._runtime.keywords import described_type
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, class_noise
-from splince_fast._solve.low_rank import LowRank, nystroem
 from splince_fast._solve.options import Options
 from splince_fast._solve.shrinkage import intensity
 from splince_fast._solve.tolerances import EPS
@@ -36,7 +36,6 @@ from splince_fast.moments.sampled import (
     check_sample,
     sampled_covariance,
 )
-from splince_fast.moments.sketch import Sketch, SketchAccumulator
 from splince_fast.moments.variable import Variable, look_up
 
 if TYPE_CHECKING:
@@ -55,8 +54,8 @@ class Snapshot:
 
     # sample from which Cov(x) was estimated; None if it was computed from all rows
     sample: SampleStatistics | None = None
-    # approximation of Cov(x) from a sketch; None for moments with a scatter
-    low_rank: LowRank | None = None
+    # whether the variances replace Cov(x)
+    is_diagonal = False
 
     def __init__(self, accumulator: Accumulator) -> None:
         self.accumulator = accumulator
@@ -193,41 +192,38 @@ class Snapshot:
         return np.asarray(rows @ product / self.weight)
 
 
-class SketchSnapshot(Snapshot):
-    """Statistics of moments with a sketch of the scatter."""
+class DiagonalSnapshot(Snapshot):
+    """Statistics of moments with the diagonal of the scatter."""
 
-    def __init__(self, accumulator: SketchAccumulator) -> None:
-        super().__init__(accumulator)
-        self.sketch = cast(Sketch, self._state.second)
-
-    @cached_property
-    def low_rank(self) -> LowRank:  # type: ignore[override]
-        """Approximation of Cov(x), computed on first use."""
-        sketch = self.sketch
-        floor = tolerances.floor(self.variances, self.mean)
-        return nystroem(sketch.matrix, sketch.images, sketch.signs, self.weight, floor)
+    is_diagonal = True
 
     def factored(self, options: Options, intensity: float, floor: Float | None = None) -> Factor:
         if options.solver != "auto":
             raise InputError(
                 f"solver={options.solver!r} factors a d x d matrix, which moments made with "
-                "sketch_size= do not store; leave solver at 'auto'"
+                "covariance_type='diag' do not store; leave solver at 'auto'"
             )
-        return self._with_rounding(self.low_rank.factor(intensity))
+        variances = (1 - intensity) * self.variances + intensity * self.variances.mean()
+        floor = tolerances.floor(self.variances, self.mean) if floor is None else floor
+        d = len(variances)
+        factor = of_columns(
+            np.empty((0, d)), variances, floor, np.ones(d), np.empty(0), smallest=1.0
+        )
+        return self._with_rounding(factor)
 
     def store_covariance(self, factor: Factor) -> None:
-        """Do nothing, since `gram` uses `low_rank`."""
+        """Do nothing, since `gram` uses the variances."""
 
     def intensity(self, options: Options) -> float:
         if isinstance(options.shrinkage, str):
             raise InputError(
                 f"shrinkage={options.shrinkage!r} needs the whole covariance, which moments made "
-                "with sketch_size= do not store; pass a number in [0, 1]"
+                "with covariance_type='diag' do not store; pass a number in [0, 1]"
             )
         return float(options.shrinkage or 0.0)
 
     def gram(self, rows: Float) -> Float:
-        return self.low_rank.gram(rows)
+        return np.asarray((rows * self.variances) @ rows.T)
 
 
 class SampleSnapshot(Snapshot):
@@ -269,13 +265,9 @@ class SampleSnapshot(Snapshot):
 
 def snapshot_of(accumulator: Accumulator) -> Snapshot:
     """Return the snapshot of an accumulator, in the class for its kind of scatter."""
-    if isinstance(accumulator, SketchAccumulator):
-        return SketchSnapshot(accumulator)
-    return (
-        SampleSnapshot(accumulator)
-        if isinstance(accumulator, SampledAccumulator)
-        else Snapshot(accumulator)
-    )
+    if isinstance(accumulator, SampledAccumulator):
+        return SampleSnapshot(accumulator)
+    return (DiagonalSnapshot if accumulator.parameters.is_diagonal else Snapshot)(accumulator)
 
 
 class Factored:
@@ -312,8 +304,8 @@ class Factored:
         Products of the label features of different variables.
     sample : SampleStatistics or None
         Sample from which Cov(x) was estimated; None if it was computed from all rows.
-    low_rank : LowRank or None
-        Approximation of Cov(x) from a sketch; None for moments with a scatter.
+    is_diagonal : bool
+        Whether the variances replace Cov(x).
 
     Examples
     --------
@@ -337,7 +329,7 @@ class Factored:
         self._requested, self._solver = options.shrinkage, options.solver
         self.factor = snapshot.factored(options, self.shrinkage)
         snapshot.store_covariance(self.factor)
-        self.sample, self.low_rank = snapshot.sample, snapshot.low_rank
+        self.sample, self.is_diagonal = snapshot.sample, snapshot.is_diagonal
         self._identity = snapshot.identity()
         self.interpretation = snapshot.interpretation
         self._variables = {name: v.copy() for name, v in snapshot.variables.items()}
@@ -432,8 +424,8 @@ class Factored:
         rows : ndarray of shape (r, d)
             The rows b.
         """
-        if self.low_rank is not None:
-            return self.low_rank.gram(rows)
+        if self.is_diagonal:
+            return np.asarray((rows * self.variances) @ rows.T)
         return self.factor.gram(np.ascontiguousarray(rows))
 
     def _statistics(self) -> AbstractContextManager[Factored]:
@@ -443,8 +435,8 @@ class Factored:
     def nbytes(self) -> int:
         """Bytes of the factor and of the sums of the variables."""
         numbers = self.n_features**2 * (1 if self.factor.solver == "cholesky" else 2)
-        if self.low_rank is not None:  # U and Q, (d, r), and four vectors
-            numbers = self.n_features * (2 * self.low_rank.rank + 4)
+        if self.is_diagonal:  # means, variances and their roots
+            numbers = 4 * self.n_features
         tensors = (t for v in self._variables.values() for t in v.tensors().values())
         return 8 * numbers + sum(t.nbytes for t in tensors)
 

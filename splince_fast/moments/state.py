@@ -63,8 +63,8 @@ class Scatter:
         except MemoryError as error:
             raise MemoryError(
                 f"the covariance of {width} features takes {8 * width * width / 2**30:.1f} GiB, "
-                "which could not be allocated; pass sketch_size=64 to the moments (64 numbers per "
-                "feature instead of the covariance) and refine= to the method, or use fewer "
+                "which could not be allocated; pass covariance_type='diag' to the moments "
+                "(variances instead of the covariance) and refine= to the method, or use fewer "
                 "features (a random projection or the first principal components)"
             ) from error
 

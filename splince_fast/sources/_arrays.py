@@ -29,7 +29,7 @@ def from_arrays(
     X : array of shape (n, d)
         Any two-dimensional container whose rows ``X[start:stop]`` selects: a NumPy array in any
         layout, a memory map, a torch tensor, a frame, an HDF5 or Zarr data set, or a CSR matrix
-        (for moments with ``sketch_size``).
+        (for moments with ``covariance_type="diag"``).
     labels : mapping of str to column(s), frame, or a single column, optional
         Labels of n rows for each variable.
     sample_weight : array of shape (n,), optional

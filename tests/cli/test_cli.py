@@ -221,7 +221,7 @@ def test_shrinkage_is_chosen_on_folds(here: Path, told: Told) -> None:
         )
 
 
-def test_rows_sampled_sketched_and_read_again(here: Path, told: Told) -> None:
+def test_rows_sampled_and_read_again(here: Path, told: Told) -> None:
     start = ["fit", "a.npy", "b.npy", "--labels", "labels.csv", "--erase", "gender", "--method"]
     start += ["leace", "--checkpoint", "c", "--force"]
     gender = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
@@ -229,10 +229,10 @@ def test_rows_sampled_sketched_and_read_again(here: Path, told: Told) -> None:
     for flags, parameters, again in (
         (["--subsample", "0.5"], {"subsample": 0.5}, {}),
         (["--subsample", "auto"], {"subsample": "auto"}, {}),
-        (["--sketch-size", "2"], {"sketch_size": 2}, {}),
+        (["--covariance-type", "diag"], {"covariance_type": "diag"}, {}),
         (
-            ["--sketch-size", "0", "--passes", "2"],
-            {"sketch_size": 0},
+            ["--covariance-type", "diag", "--passes", "2"],
+            {"covariance_type": "diag"},
             {"refine": source, "passes": 2},
         ),
     ):
@@ -242,7 +242,7 @@ def test_rows_sampled_sketched_and_read_again(here: Path, told: Told) -> None:
         told(*start, *flags, "-o", "e")
         assert str(expected) in told("inspect", "e")
         agree("e", sf.leace(moments, erase="gender", **again))
-    assert expected.sketch.passes == 2
+    assert expected.diagonal.passes == 2
     # Control: all rows, as without the flag.
     told(*start, "--subsample", "1", "-o", "e")
     report = report_of("e")
@@ -406,13 +406,13 @@ KEEP = f"{FIT} --keep job"
         (f"{KEEP} --max-amplification 0.5 -o e", "of at least 1"),
         (f"{KEEP} --subsample 2 -o e", "above 0 and at most 1"),
         (f"{KEEP} --subsample 0.01 -o e", "24 are needed; pass at least"),
-        (f"{KEEP} --sketch-size 1.5 -o e", "an integer from 0"),
-        (f"{KEEP} --sketch-size 2 --subsample auto -o e", "exclude each other"),
-        (f"{KEEP} --sketch-size 2 --shrinkage cv -o e", "pass a number"),
-        (f"{KEEP} --sketch-size 2 --solver eigh -o e", "at 'auto'"),
-        (f"{KEEP} --groups age -o e", "leave --groups out"),
-        (f"{KEEP} --passes 2 -o e", "pass --sketch-size, too"),
-        (f"{FIT} --method sal --sketch-size 2 --passes 2 -o e", "splince, leace"),
+        (f"{KEEP} --covariance-type tied -o e", "diag"),
+        (f"{KEEP} --covariance-type diag --subsample auto -o e", "exclude each other"),
+        (f"{KEEP} --covariance-type diag --shrinkage cv -o e", "pass a number"),
+        (f"{KEEP} --covariance-type diag --solver eigh -o e", "at 'auto'"),
+        (f"{KEEP} --covariance-type diag --groups age -o e", "leave --groups out"),
+        (f"{KEEP} --passes 2 -o e", "need --covariance-type"),
+        (f"{FIT} --method sal --covariance-type diag --passes 2 -o e", "splince, leace"),
         (f"{KEEP} --kind job -o e", "must be NAME=classes or"),
         (f"{KEEP} --kind age=classes -o e", "the variables are 'gender', 'job'"),
         (f"{KEEP}s -o e", "'jobs'; the variables are 'gender', 'job', 'age'"),

@@ -650,7 +650,7 @@ def test_from_moments_refuses(data: Data, moments: sf.Moments) -> None:
         LEACE.from_moments(X, erase="z")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="null_space"):
         LEACE.from_moments(moments, erase="z", null_space="erase")
-    for option in ({"kinds": {"z": "continuous"}}, {"subsample": 0.5}, {"sketch_size": 4}):
+    for option in ({"kinds": {"z": "continuous"}}, {"subsample": 0.5}, {"covariance_type": "diag"}):
         with pytest.raises(InputError, match=f"{next(iter(option))} determines how moments are"):
             LEACE.from_moments(moments, erase="z", **option)
     fitted = LEACE.from_moments(moments, erase="z")

@@ -245,7 +245,7 @@ def test_fewer_rows_than_features_count_every_feature() -> None:
     assert not report.variables[0].noise.by_class
 
 
-@pytest.mark.parametrize("parameters", [{"subsample": 0.3}, {"sketch_size": 3}])
+@pytest.mark.parametrize("parameters", [{"subsample": 0.3}, {"covariance_type": "diag"}])
 def test_it_does_not_need_the_covariance(parameters: dict[str, Any]) -> None:
     X, z = Population(1000, 6, gap=1.0).draw(np.random.default_rng(1))
     found, plain = (

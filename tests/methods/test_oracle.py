@@ -103,7 +103,7 @@ def few(copies: bool) -> tuple[Float, dict[str, Any]]:
 CONSTRAINED: dict[str, tuple[tuple[Float, dict[str, Any]], dict[str, Any], Any, Any]] = {
     # rows with labels, parameters of the moments, erase, keep
     "sampled covariance": (data(3000), {"subsample": 0.3}, "z", "y"),
-    "sketch": (data(), {"joint": [("z", "y")], "sketch_size": 2}, "z", "y"),
+    "variances": (data(), {"joint": [("z", "y")], "covariance_type": "diag"}, "z", "y"),
     "several concepts": (data(), {}, ["z", "y"], None),
     "fewer rows than features": (few(copies=False), {"by": "z"}, "z", "y"),
     "copies and a constant": (few(copies=True), {"by": "z"}, "z", "y"),
@@ -420,9 +420,9 @@ def test_features_that_nearly_hold_the_labels_are_warned_of() -> None:
         assert np.linalg.norm(gap) < 1e-10 * np.linalg.norm(kept)
 
 
-def test_a_sketch_measures_no_change() -> None:
+def test_variances_measure_no_change() -> None:
     X, labels = data()
-    moments = sf.Moments(joint=[("z", "y")], sketch_size=2).update(X, labels)
+    moments = sf.Moments(joint=[("z", "y")], covariance_type="diag").update(X, labels)
     eraser = sf.oracle(moments, erase="z", keep="y")
     assert eraser.report.distortion is None
     assert sf.oracle(moments, erase="z").report.distortion == pytest.approx(

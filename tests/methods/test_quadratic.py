@@ -217,11 +217,11 @@ def test_moments_without_by_are_refused_with_the_line_to_write():
         sf.quadratic(sf.Moments().update(X, labels), erase="s", shrinkage=None)
 
 
-def test_sketches_and_samples_are_refused():
+def test_variances_and_samples_are_refused():
     X, labels = data()
-    for parameters in ({"sketch_size": 3}, {"subsample": 0.5}):
+    for parameters in ({"covariance_type": "diag"}, {"subsample": 0.5}):
         parts = {c: sf.Moments(**parameters).update(X[labels["z"] == c], None) for c in ("a", "b")}
-        with pytest.raises(InputError, match="sketch_size= or subsample="):
+        with pytest.raises(InputError, match="covariance_type='diag' or subsample="):
             sf.quadratic(parts, erase="z", shrinkage=None)
 
 

@@ -360,11 +360,13 @@ def test_moments_that_do_not_belong_together_are_refused() -> None:
     refused(sf.NotEnoughDataError, "empty", sf.Moments())
     for strength in (-0.1, 1.1, float("nan"), "1", None, True):
         refused(sf.InputError, "strength", strength=strength)
-    sketch = moments_of(t, data, sketch_size=2)
-    refused(sf.InputError, "sketch_size= do not keep", sketch)
-    # A sketch knows Cov(x, y).
+    variances = moments_of(t, data, covariance_type="diag")
+    refused(sf.InputError, "covariance_type='diag' do not keep", variances)
+    # They know Cov(x, y).
     plain = sf.repair(after, before=before, keep="y").matrix()
-    other = sf.repair(after, before=moments_of(data.x, data, sketch_size=2), keep="y").matrix()
+    other = sf.repair(
+        after, before=moments_of(data.x, data, covariance_type="diag"), keep="y"
+    ).matrix()
     np.testing.assert_allclose(other, plain, atol=1e-12)
 
 
@@ -500,13 +502,13 @@ def hidden(kind: str) -> tuple[sf.Moments, dict[str, Any]]:
         x[:, 6] = 3.0
     if kind == "shrunk":
         options = {"shrinkage": 0.2}
-    how = {"sample": {"subsample": 0.5}, "sketch": {"sketch_size": 3}}.get(kind, {})
+    how = {"sample": {"subsample": 0.5}, "diag": {"covariance_type": "diag"}}.get(kind, {})
     return sf.Moments(**how).update(x, {"z": z, "y": y}), options
 
 
 @pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 @pytest.mark.filterwarnings("ignore::splince_fast.PrecisionWarning")
-@pytest.mark.parametrize("kind", ["admitted", "constant", "shrunk", "sample", "sketch"])
+@pytest.mark.parametrize("kind", ["admitted", "constant", "shrunk", "sample", "diag"])
 def test_strength_of_hidden_problems(kind: str) -> None:
     moments, options = hidden(kind)
     ends = [

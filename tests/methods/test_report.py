@@ -335,7 +335,7 @@ def test_a_dropped_part_of_a_task_is_said_to_be_lost() -> None:
 @pytest.mark.parametrize("keep", [True, False])
 def test_refined_erasers_state_no_distortion_of_leace(keep: bool) -> None:
     data = draw_data(16)
-    moments = sf.Moments(sketch_size=0).update(data.x, {"z": data.z, "y": data.y})
+    moments = sf.Moments(covariance_type="diag").update(data.x, {"z": data.z, "y": data.y})
     more: Any = {"refine": [data.x], "passes": 1}
     if keep:
         found = report(sf.splince(moments, erase="z", keep="y", **more))

@@ -216,7 +216,7 @@ def test_refusals_change_nothing() -> None:
     [
         ({"by": 3}, "name of a class-coded"),
         ({"by": "z", "subsample": 0.5}, "omit subsample="),
-        ({"by": "z", "sketch_size": 4}, "omit subsample="),
+        ({"by": "z", "covariance_type": "diag"}, "omit subsample="),
     ],
 )
 def test_parameters_that_exclude_each_other(parameters: dict[str, Any], text: str) -> None:

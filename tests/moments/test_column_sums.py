@@ -24,7 +24,7 @@ N, D, K = 1300, 40, 12
 STATES: dict[str, dict[str, Any]] = {
     "all rows": {"block_rows": 500},
     "sampled": {"block_rows": 500, "subsample": 0.3},
-    "sketched": {"block_rows": 500, "sketch_size": 5},
+    "variances": {"block_rows": 500, "covariance_type": "diag"},
 }
 CASES = ("every row", "rows of zeros", "missing rows")
 

@@ -33,7 +33,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "moments": sf.Moments,
     "by": lambda: sf.Moments(by="z"),
     "subsample": lambda: sf.Moments(subsample=0.5),
-    "sketch": lambda: sf.Moments(sketch_size=2),
+    "diag": lambda: sf.Moments(covariance_type="diag"),
     "folds": lambda: sf.Folds(2),
 }
 ERASERS: dict[str, Callable[[Any], Any]] = {

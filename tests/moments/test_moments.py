@@ -733,7 +733,7 @@ def test_a_blank_column_says_nothing_of_names() -> None:
     n=st.integers(1, 300),
     offset=st.sampled_from([0.0, 1.0, 1e6]),
     dtype=st.sampled_from(["float32", "float64"]),
-    options=st.sampled_from([{}, {"sketch_size": 3}, {"by": "z"}]),
+    options=st.sampled_from([{}, {"covariance_type": "diag"}, {"by": "z"}]),
     weighted=st.booleans(),
 )
 def test_only_moments_of_the_same_rows_remove_all_rows(
@@ -1100,16 +1100,16 @@ def test_one_row_at_a_time_costs_no_quadratic_work(dtype: Any) -> None:
 
 @pytest.mark.parametrize("first", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("second", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("rank", [None, 3])
-def test_rows_of_two_dtypes_keep_the_digits_of_each(first: Any, second: Any, rank: Any) -> None:
+@pytest.mark.parametrize("kind", ["full", "diag"])
+def test_rows_of_two_dtypes_keep_the_digits_of_each(first: Any, second: Any, kind: Any) -> None:
     """Rows wait together in the wider dtype: the digits of neither are cut."""
     parts = [normal(30, 4, seed=i).astype(t) for i, t in enumerate((first, second))]
     rows = np.concatenate([part.astype(np.float64) for part in parts])
     z = np.arange(60) % 3
-    moments = Moments(sketch_size=rank)
+    moments = Moments(covariance_type=kind)
     for i, part in enumerate(parts):
         moments.update(part, {"z": z[30 * i : 30 * i + 30]})
-    one_by_one = Moments(sketch_size=rank)
+    one_by_one = Moments(covariance_type=kind)
     for i in range(60):
         one_by_one.update(parts[i // 30][i % 30 : i % 30 + 1], {"z": z[i : i + 1]})
     centred = rows - rows.mean(axis=0)

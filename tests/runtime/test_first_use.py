@@ -34,7 +34,8 @@ SPARSE = (
     + """
 import scipy.sparse
 
-sf.Moments(sketch_size=8).update(scipy.sparse.csr_matrix(X.astype(np.float64)), {"z": z}).mean
+rows = scipy.sparse.csr_matrix(X.astype(np.float64))
+sf.Moments(covariance_type="diag").update(rows, {"z": z}).mean
 """
 )
 

@@ -1,6 +1,6 @@
 """Moments without a d x d matrix: linear in the data, exact constraints, sparse rows untouched.
 
-Modules: `_solve.low_rank`.
+Modules: `moments.diagonal`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from splince_fast._solve.low_rank import nystroem
 from splince_fast.exceptions import (
     FileFormatError,
     IncompatibleMomentsError,
     InputError,
     NonFiniteError,
 )
-from splince_fast.moments import sketch
-from splince_fast.moments.sketch import Sketch
+from splince_fast.moments.state import Diagonal
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
-RANKS = [0, 1, 7, 24]
+DIAG = {"covariance_type": "diag"}
 
 
 def rows(n: int = 700, d: int = 24, seed: int = 0) -> tuple[Float, dict[str, NDArray[Any]]]:
@@ -46,19 +44,19 @@ def rows(n: int = 700, d: int = 24, seed: int = 0) -> tuple[Float, dict[str, NDA
     return X, {"z": z, "y": y, "t": t}
 
 
-def state(moments: sf.Moments) -> tuple[Float, Float]:
-    """Variances and images, not normalised."""
+def squares_of(moments: sf.Moments) -> Float:
+    """Variances, not normalised."""
     second = moments._state().second
-    assert isinstance(second, Sketch)
-    return second.matrix, second.images
+    assert isinstance(second, Diagonal)
+    return second.matrix
 
 
 def near(found: sf.Moments, expected: sf.Moments) -> None:
     """Equal to rounding: sums of n rows in another order, n eps of the largest entries."""
     np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-12, atol=1e-13)
-    for ours, theirs in zip(state(found), state(expected), strict=True):
-        size = np.abs(theirs).max(initial=1.0)
-        np.testing.assert_allclose(ours, theirs, atol=100 * found.n_rows * EPS * size)
+    theirs = squares_of(expected)
+    size = 100 * found.n_rows * EPS * theirs.max(initial=1.0)
+    np.testing.assert_allclose(squares_of(found), theirs, atol=size)
     for name in expected.variables:
         np.testing.assert_allclose(
             found.cross_covariance(name), expected.cross_covariance(name), atol=1e-12
@@ -68,23 +66,15 @@ def near(found: sf.Moments, expected: sf.Moments) -> None:
 # --- the state -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("sparse", [False, True])
-def test_the_state_is_its_definition(rank: int, sparse: bool) -> None:
+def test_the_state_is_its_definition(sparse: bool) -> None:
     X, labels = rows()
     weight = np.random.default_rng(1).integers(0, 4, len(X)).astype(float)
     given = scipy.sparse.csr_array(X) if sparse else X
-    moments = sf.Moments(sketch_size=rank, random_state=3).update(
-        given, labels, sample_weight=weight
-    )
-    signs = sketch.signs(X.shape[1], rank, 3).astype(float)
-    assert set(np.unique(signs)) <= {-1.0, 1.0}
+    moments = sf.Moments(**DIAG).update(given, labels, sample_weight=weight)
     centred = X - weight @ X / weight.sum()
-    scatter = centred.T @ (weight[:, None] * centred)
-    squares, images = state(moments)
-    size = 100 * len(X) * EPS * np.abs(scatter).max()
-    np.testing.assert_allclose(squares, np.diag(scatter), atol=size)
-    np.testing.assert_allclose(images, scatter @ signs, atol=size * X.shape[1])
+    expected = weight @ centred**2
+    np.testing.assert_allclose(squares_of(moments), expected, atol=len(X) * EPS * expected.max())
     full = sf.Moments().update(X, labels, sample_weight=weight)
     for name in labels:
         np.testing.assert_allclose(
@@ -100,7 +90,7 @@ def test_linear_in_the_data(sparse: bool) -> None:
 
     def of(part: slice | NDArray[Any], weight: Any = None) -> sf.Moments:
         named = {name: column[part] for name, column in labels.items()}
-        return sf.Moments(sketch_size=7).update(convert(X[part]), named, sample_weight=weight)
+        return sf.Moments(**DIAG).update(convert(X[part]), named, sample_weight=weight)
 
     whole, a, b = of(slice(None)), of(slice(0, 300)), of(slice(300, None))
     near(a + b, whole)
@@ -108,14 +98,14 @@ def test_linear_in_the_data(sparse: bool) -> None:
     near(sum([a, b]), whole)  # type: ignore[arg-type]
     near(whole - b, a)
     near(of(np.r_[0:700, 0:100]), of(slice(None), np.where(np.arange(700) < 100, 2.0, 1.0)))
-    blocks = sf.Moments(sketch_size=7, block_rows=64)
+    blocks = sf.Moments(**DIAG, block_rows=64)
     for start in range(0, len(X), 33):
         part = slice(start, start + 33)
         blocks.update(convert(X[part]), {name: column[part] for name, column in labels.items()})
     near(blocks, whole)
     # Control: about the mean of each part instead of the whole, the gap of the means is lost.
-    parts = state(a)[1] + state(b)[1]
-    assert np.abs(parts - state(whole)[1]).max() > 1e-6 * np.abs(parts).max()
+    parts = squares_of(a) + squares_of(b)
+    assert np.abs(parts - squares_of(whole)).max() > 1e-6 * parts.max()
 
 
 def test_sparse_and_dense_rows_mix_with_late_classes_and_constants() -> None:
@@ -123,9 +113,9 @@ def test_sparse_and_dense_rows_mix_with_late_classes_and_constants() -> None:
     X[:, 5] = 3.0
     order = np.argsort(labels["z"], kind="stable")
     X, z = X[order], labels["z"][order]
-    mixed = sf.Moments(sketch_size=7).update(X[:250], {"z": z[:250]})
+    mixed = sf.Moments(**DIAG).update(X[:250], {"z": z[:250]})
     mixed.update(scipy.sparse.coo_array(X[250:]), {"z": z[250:]})
-    whole = sf.Moments(sketch_size=7).update(X, {"z": z})
+    whole = sf.Moments(**DIAG).update(X, {"z": z})
     near(mixed, whole)
     assert mixed.classes("z") == (0, 1, 2)
     eraser = sf.leace(mixed, erase="z")
@@ -140,20 +130,20 @@ def test_a_stored_column_far_from_zero_keeps_its_variance_under_weights() -> Non
     for _ in range(4):
         weight = rng.random(500)
         of = [
-            sf.Moments(sketch_size=0).update(given, sample_weight=weight)
+            sf.Moments(**DIAG).update(given, sample_weight=weight)
             for given in (scipy.sparse.csr_array(X), X)
         ]
-        np.testing.assert_allclose(state(of[0])[0], state(of[1])[0], rtol=1e-6)
+        np.testing.assert_allclose(squares_of(of[0]), squares_of(of[1]), rtol=1e-6)
 
 
 def test_duplicates_of_a_sparse_matrix_are_summed_and_the_caller_keeps_his() -> None:
     X = scipy.sparse.csr_array(
         (np.array([1.0, 2.0, 4.0]), np.array([1, 1, 0]), np.array([0, 2, 3])), shape=(2, 3)
     )
-    moments = sf.Moments(sketch_size=1).update(X)
+    moments = sf.Moments(**DIAG).update(X)
     assert X.nnz == 3
     np.testing.assert_allclose(moments.mean, [2.0, 1.5, 0.0])
-    np.testing.assert_allclose(state(moments)[0], [8.0, 4.5, 0.0])
+    np.testing.assert_allclose(squares_of(moments), [8.0, 4.5, 0.0])
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -167,11 +157,11 @@ def test_the_variance_of_a_sparse_column_counts_its_implicit_zeros(
     column = rng.permutation(column)
     X = np.column_stack([column, rng.normal(size=40)])
     weight = rng.uniform(0.5, 2.0, 40) if weighted else np.ones(40)
-    moments = sf.Moments(sketch_size=0).update(
+    moments = sf.Moments(**DIAG).update(
         scipy.sparse.csr_array(X), sample_weight=weight if weighted else None
     )
     expected = weight @ (X - weight @ X / weight.sum()) ** 2
-    np.testing.assert_allclose(state(moments)[0], expected, rtol=1e-13, atol=0)
+    np.testing.assert_allclose(squares_of(moments), expected, rtol=1e-13, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:the eraser is sensitive")  # which the offset makes it
@@ -191,19 +181,16 @@ def test_a_stored_column_of_sparse_rows_far_from_zero_loses_no_digits(
     source = sf.sources.from_arrays(
         scipy.sparse.csr_array(X), labels, sample_weight=weight, block_rows=256
     )
-    moments = sf.Moments.from_blocks(source, sketch_size=7)
+    moments = sf.Moments.from_blocks(source, **DIAG)
     w = np.ones(len(X)) if weight is None else weight
     exact = X.astype(np.longdouble)
     exact -= w @ exact / w.sum()
     wanted = np.asarray((w * exact.T**2).sum(axis=1) / w.sum(), float)
-    squares, images = state(moments)
+    squares = squares_of(moments)
     scale = np.sqrt(wanted)
     assert squares[6] == 0.0
     # n eps of the sums of n terms of the size of deviations; offsets are rounded to eps of theirs.
     np.testing.assert_allclose(squares / w.sum(), wanted, rtol=1e-12, atol=1e-24 * offset**2)
-    scatter = np.asarray((exact.T * w) @ exact, float)
-    expected = scatter @ sketch.signs(X.shape[1], 7, 0)
-    assert np.abs(images - expected).max() <= 1e-12 * np.abs(expected).max()
     z = np.eye(3)[labels["z"]]
     cross = np.asarray(exact.T @ (w[:, None] * (z - w @ z / w.sum())) / w.sum(), float)
     gap = np.abs(moments.cross_covariance("z", ddof=0) - cross)[scale > 0]
@@ -223,18 +210,17 @@ def test_a_stored_column_of_sparse_rows_far_from_zero_loses_no_digits(
 def test_files_pickles_checkpoints_and_folds(tmp_path: Path, sparse: bool) -> None:
     X, labels = rows()
     given = scipy.sparse.csr_array(X) if sparse else X
-    moments = sf.Moments(sketch_size=7, random_state=2).update(given, labels)
+    moments = sf.Moments(**DIAG).update(given, labels)
     moments.save(tmp_path / "m.moments")
     for found in (
         sf.Moments.load(tmp_path / "m.moments"), pickle.loads(pickle.dumps(moments)),
         moments.copy(),
     ):  # fmt: skip
         assert found._arguments() == moments._arguments()
-        for ours, theirs in zip(state(found), state(moments), strict=True):
-            assert ours.tobytes() == theirs.tobytes()
+        assert squares_of(found).tobytes() == squares_of(moments).tobytes()
         near(found.update(given, labels), moments + moments)
     source = sf.sources.from_arrays(given, labels, block_rows=100)
-    whole = sf.Moments.from_blocks(source, sketch_size=7)
+    whole = sf.Moments.from_blocks(source, **DIAG)
     path = tmp_path / "run.moments"
 
     class Broken(sf.sources.Source):
@@ -246,34 +232,36 @@ def test_files_pickles_checkpoints_and_folds(tmp_path: Path, sparse: bool) -> No
 
     broken = Broken(source.name, n_rows=source.n_rows, n_features=source.n_features)
     with pytest.raises(OSError, match="gone"):
-        sf.Moments.from_blocks(broken, sketch_size=7, checkpoint=path)
-    resumed = sf.Moments.from_blocks(source, sketch_size=7, checkpoint=path)
-    for ours, theirs in zip(state(resumed), state(whole), strict=True):
-        assert ours.tobytes() == theirs.tobytes()
-    folds = sf.Moments.from_blocks(source, sketch_size=7, folds=3)
+        sf.Moments.from_blocks(broken, **DIAG, checkpoint=path)
+    resumed = sf.Moments.from_blocks(source, **DIAG, checkpoint=path)
+    assert squares_of(resumed).tobytes() == squares_of(whole).tobytes()
+    folds = sf.Moments.from_blocks(source, **DIAG, folds=3)
     near(folds.total, whole)
     assert sf.leace(folds, erase="z").rank == 2
 
 
-@pytest.mark.parametrize("key", ["images", "variances"])
-def test_damaged_files_are_refused(key: str) -> None:
-    moments = sf.Moments(sketch_size=7).update(*rows())
-    record = moments.__getstate__()
-    record["tensors"][key] = record["tensors"][key][:-1]
-    with pytest.raises(FileFormatError):
-        sf.Moments().__setstate__(record)
+def test_damaged_files_and_those_of_a_sketch_are_refused() -> None:
+    record = sf.Moments(**DIAG).update(*rows()).__getstate__()
+    tensors, metadata = record["tensors"], record["metadata"]
+    short = {**tensors, "variances": tensors["variances"][:-1]}
+    for damaged, text in (
+        ({**record, "tensors": short}, "variances"),
+        ({**record, "metadata": {**metadata, "rank": 3, "seed": 0}}, "earlier version"),
+    ):
+        with pytest.raises(FileFormatError, match=text):
+            sf.Moments().__setstate__(damaged)
+    sf.Moments().__setstate__(record)  # control
 
 
 # --- the solve -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
-def test_constraints_of_a_sketch_hold_to_rounding(rank: int, method: str) -> None:
+def test_constraints_of_variances_hold_to_rounding(method: str) -> None:
     X, labels = rows()
     full = sf.Moments().update(X, labels)
     keeps: dict[str, Any] = {"keep": ["y", "t"]} if method == "splince" else {}
-    for moments in (m := sf.Moments(sketch_size=rank).update(X, labels), m.factored()):
+    for moments in (m := sf.Moments(**DIAG).update(X, labels), m.factored()):
         eraser = getattr(sf, method)(moments, erase="z", **keeps)
         after = sf.Moments().update(eraser(X), labels)
         bound = eraser.report.variables[0].bound
@@ -284,95 +272,49 @@ def test_constraints_of_a_sketch_hold_to_rounding(rank: int, method: str) -> Non
             for name in ("y", "t"):
                 gap = after.cross_covariance(name) - full.cross_covariance(name)
                 assert np.linalg.norm(gap) < bound * np.linalg.norm(full.cross_covariance(name))
-        assert eraser.report.sketch.rank == rank
+        assert eraser.report.diagonal is not None
         assert eraser.report.rho is None
 
 
-def test_the_metric_is_between_variances_and_covariance() -> None:
+@pytest.mark.parametrize("intensity", [0.0, 0.3])
+def test_the_metric_is_that_of_the_variances(intensity: float) -> None:
     X, labels = rows()
-    S = np.cov(X.T, ddof=0)
-    gaps = []
-    for rank in RANKS:
-        kept = sf.Moments(sketch_size=rank).update(X, labels).factored()
-        metric = kept.low_rank
-        assert metric is not None
-        explained = metric.vectors @ metric.vectors.T
-        M = np.diag(metric.unexplained) + explained
-        np.testing.assert_allclose(np.diag(M), np.diag(S), rtol=2e-10)
-        # U U^T <= S, and the solve divides by M.
-        assert np.linalg.eigvalsh(S - explained).min() > -1e-10 * np.linalg.eigvalsh(S).max()
-        b = np.random.default_rng(0).normal(size=(3, 24))
-        # Two divisions by the root of a share of 1e-10, at most, amplify roundings.
-        np.testing.assert_allclose(kept.factor.solve(b) @ M, b, atol=1e-6)
-        np.testing.assert_allclose(kept.gram(b), b @ M @ b.T, rtol=1e-12)
-        white = kept.factor.whiten(b)
-        np.testing.assert_allclose(white @ white.T, b @ np.linalg.solve(M, b.T), rtol=1e-6)
-        gaps.append(np.abs(M - S).max())
-    assert gaps[-1] < 3e-10 * np.abs(S).max()  # of full rank it is the covariance
-    assert gaps[0] > 1e-2 * np.abs(S).max()  # control
+    X[:, 5] = 3.0  # a constant
+    kept = sf.Moments(**DIAG).update(X, labels).factored(shrinkage=intensity or None)
+    target = (1 - intensity) * X.var(axis=0) + intensity * X.var(axis=0).mean()
+    b = np.random.default_rng(0).normal(size=(3, 24))
+    expected = np.divide(b, target, out=np.zeros_like(b), where=target > 0)
+    np.testing.assert_allclose(kept.factor.solve(b), expected, rtol=1e-12)
+    np.testing.assert_allclose(kept.gram(b), (b * X.var(axis=0)) @ b.T, rtol=1e-12)
+    assert abs(kept.gram(b) - b @ np.cov(X.T, ddof=0) @ b.T).max() > 0.1  # control
 
 
-def test_full_rank_gives_the_eraser_of_the_covariance() -> None:
+def test_erasers_are_those_of_uncorrelated_rows() -> None:
     X, labels = rows()
+    white = np.linalg.qr(X - X.mean(axis=0))[0] * np.geomspace(0.1, 3, 24)  # Cov(x) is diagonal
     for keeps in ({}, {"keep": "y"}):
-        method = sf.splince if keeps else sf.leace
-        exact = method(sf.Moments().update(X, labels), erase="z", **keeps)  # type: ignore[operator]
-        found = method(sf.Moments(sketch_size=24).update(X, labels), erase="z", **keeps)  # type: ignore[operator]
-        np.testing.assert_allclose(found.matrix(), exact.matrix(), atol=1e-8)
-        other = method(sf.Moments(sketch_size=0).update(X, labels), erase="z", **keeps)  # type: ignore[operator]
-        assert np.abs(other.matrix() - exact.matrix()).max() > 1e-3  # control
+        method: Any = sf.splince if keeps else sf.leace
+        for data, differ in ((white, False), (X, True)):
+            exact = method(sf.Moments().update(data, labels), erase="z", **keeps).matrix()
+            found = method(sf.Moments(**DIAG).update(data, labels), erase="z", **keeps).matrix()
+            assert (np.abs(found - exact).max() > 1e-3) == differ
+            assert differ or np.abs(found - exact).max() < 1e-10
 
 
-def test_shrinkage_by_a_number() -> None:
-    X, labels = rows()
-    moments = sf.Moments(sketch_size=24).update(X, labels)
-    exact = sf.leace(sf.Moments().update(X, labels), erase="z", shrinkage=0.3)
-    found = sf.leace(moments, erase="z", shrinkage=0.3)
-    np.testing.assert_allclose(found.matrix(), exact.matrix(), atol=1e-8)
-    few = sf.Moments(sketch_size=3).update(X, labels)
-    metric = few.factored().low_rank
-    assert metric is not None
-    target = 0.7 * metric.gram(np.eye(24)) + 0.3 * metric.variances.mean() * np.eye(24)
-    shrunk = few.factored(shrinkage=0.3).factor.solve(np.eye(24))
-    np.testing.assert_allclose(shrunk @ target, np.eye(24), atol=1e-9)
+def test_shrinkage_by_a_policy_is_refused() -> None:
+    moments = sf.Moments(**DIAG).update(*rows())
     for policy in ("oas", "cv"):
         with pytest.raises(InputError, match=r"whole covariance|folds"):
             sf.leace(moments, erase="z", shrinkage=policy)
 
 
-def test_rounding_cannot_make_the_variances_wrong() -> None:
-    """Rows of rank one: all of the variance is explained, and D is nothing but rounding."""
-    rng = np.random.default_rng(0)
-    X = np.outer(rng.normal(size=50), rng.normal(size=9))
-    centred = X - X.mean(axis=0)
-    S = centred.T @ centred
-    signs = sketch.signs(9, 4, 0)
-    found = nystroem(np.diag(S).copy(), S @ signs, signs, 50.0, X.mean(axis=0))
-    assert (found.unexplained > 0).all()
-    assert (
-        np.einsum("ij,ij->i", found.vectors, found.vectors) <= found.variances * (1 + 4 * EPS)
-    ).all()
-
-
-def test_what_varies_by_rounding_alone_explains_nothing() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(50, 9))
-    X[:, 4] *= 1e-9
-    centred = X - X.mean(axis=0)
-    S, signs = centred.T @ centred, sketch.signs(9, 4, 0)
-    for mean, varies in ((0.0, True), (1e9, False)):
-        found = nystroem(np.diag(S).copy(), S @ signs, signs, 50.0, mean * (np.arange(9) == 4))
-        assert found.vectors[4].any() == varies
-        assert (found.unexplained[4] > 0) == varies
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [-1, 1.5, True, "64", np.nan])
-def test_a_rank_out_of_range_is_refused(rank: Any) -> None:
-    with pytest.raises(InputError, match="sketch_size is"):
-        sf.Moments(sketch_size=rank)
+@pytest.mark.parametrize("kind", [None, True, 0, "tied", ["diag"]])
+def test_another_type_is_refused(kind: Any) -> None:
+    with pytest.raises(InputError, match="covariance_type is"):
+        sf.Moments(covariance_type=kind)
 
 
 def test_what_does_not_go_together_is_refused_before_a_row_is_read() -> None:
@@ -381,54 +323,39 @@ def test_what_does_not_go_together_is_refused_before_a_row_is_read() -> None:
         yield
 
     for parameters, text in (
-        ({"sketch_size": 3, "subsample": 0.5}, "exclude each other"),
-        ({"sketch_size": 3, "subsample": "auto"}, "exclude each other"),
+        ({**DIAG, "subsample": 0.5}, "exclude each other"),
+        ({**DIAG, "subsample": "auto"}, "exclude each other"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=text):
             sf.Moments.from_blocks(unread(), **parameters)
-    moments = sf.Moments(sketch_size=30)
-    with pytest.raises(InputError, match="24 features"):
-        moments.update(*rows())
-    assert moments.n_rows == 0
 
 
 def test_states_that_do_not_go_together() -> None:
     X, labels = rows()
-    made = [
-        sf.Moments(sketch_size=3),
-        sf.Moments(sketch_size=4),
-        sf.Moments(sketch_size=3, random_state=1),
-        sf.Moments(),
-    ]
-    first, *others = (m.update(X, labels) for m in made)
-    for other in others:
-        with pytest.raises(IncompatibleMomentsError):
-            first + other
-        with pytest.raises(IncompatibleMomentsError):
-            other - first
-    sf.Moments(sketch_size=0).update(X) + sf.Moments(sketch_size=0, random_state=1).update(
-        X
-    )  # no signs, no clash
+    first, other = (m.update(X, labels) for m in (sf.Moments(**DIAG), sf.Moments()))
+    for combine in (lambda: first + other, lambda: other - first):
+        with pytest.raises(IncompatibleMomentsError, match="covariance_type="):
+            combine()
 
 
 def test_what_needs_a_covariance_says_so() -> None:
     X, labels = rows()
-    moments = sf.Moments(sketch_size=3).update(X, labels)
+    moments = sf.Moments(**DIAG).update(X, labels)
     for use in (
         moments.covariance, lambda: sf.concept_strength(moments, "z"),
         lambda: sf.concept_strength(moments.factored(), "z"),
         lambda: sf.leace(moments, erase="z", solver="eigh"),
     ):  # fmt: skip
-        with pytest.raises(InputError, match="sketch_size="):
+        with pytest.raises(InputError, match="covariance_type="):
             use()
 
 
-def test_sparse_rows_without_rank_are_refused_with_the_ways_out() -> None:
+def test_sparse_rows_of_a_full_covariance_are_refused_with_the_ways_out() -> None:
     X, labels = rows()
     csr = scipy.sparse.csr_array(X)
-    with pytest.raises(InputError, match=r"sketch_size=0.*TruncatedSVD.*toarray"):
+    with pytest.raises(InputError, match=r"covariance_type='diag'.*TruncatedSVD.*toarray"):
         sf.Moments().update(csr, labels)
-    eraser = sf.leace(sf.Moments(sketch_size=0).update(csr, labels), erase="z")
+    eraser = sf.leace(sf.Moments(**DIAG).update(csr, labels), erase="z")
     with pytest.raises(InputError, match=r"fold_into.*eraser\.right"):
         eraser(csr)
     # And the ways out are ways: a linear head on the rows as they are.
@@ -441,22 +368,22 @@ def test_a_damaged_sparse_matrix_is_refused() -> None:
     X = scipy.sparse.csr_array(np.eye(4))
     X.indices[2] = 1_000_000
     with pytest.raises(InputError, match="damaged"):
-        sf.Moments(sketch_size=1).update(X)
+        sf.Moments(**DIAG).update(X)
     X = scipy.sparse.csr_array(np.eye(4))
     X.indptr[2] = 400
     with pytest.raises(InputError, match="damaged"):
-        sf.Moments(sketch_size=1).update(X)
+        sf.Moments(**DIAG).update(X)
     for bad in (scipy.sparse.csr_array(np.eye(4) * 1j), scipy.sparse.csr_array((4, 0))):
         with pytest.raises(InputError):
-            sf.Moments(sketch_size=0).update(bad)
-    assert sf.Moments(sketch_size=0).update(scipy.sparse.csr_array((0, 4))).n_rows == 0
+            sf.Moments(**DIAG).update(bad)
+    assert sf.Moments(**DIAG).update(scipy.sparse.csr_array((0, 4))).n_rows == 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200, 1.5e149])
 def test_what_fails_leaves_no_trace(bad: float) -> None:
     X, labels = rows()
-    moments = sf.Moments(sketch_size=3, block_rows=len(X)).update(scipy.sparse.csr_array(X), labels)
-    before = [a.copy() for a in state(moments)]
+    moments = sf.Moments(**DIAG, block_rows=len(X)).update(scipy.sparse.csr_array(X), labels)
+    before = squares_of(moments).copy()
     X[7, 3] = bad
     for form in (scipy.sparse.csr_array, np.array):  # the latter is checked by its sums
         with pytest.raises(InputError) as caught:
@@ -466,8 +393,7 @@ def test_what_fails_leaves_no_trace(bad: float) -> None:
         moments.update(scipy.sparse.csr_array(X[:7]), {"z": np.linspace(0, 1, 7)})
     with pytest.raises(InputError, match="columns"):
         moments.update(scipy.sparse.csr_array(X[:7, :5]))
-    for ours, theirs in zip(state(moments), before, strict=True):
-        assert ours.tobytes() == theirs.tobytes()
+    assert squares_of(moments).tobytes() == before.tobytes()
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -505,9 +431,9 @@ proc = pytest.mark.skipif(
 _WARM = """
         z = rng.integers(0, 2, 200)
         warm = rng.normal(size=(200, 64)).astype(np.float32)
-        sf.leace(sf.Moments(sketch_size=4).update(warm, {"z": z}), erase="z")
+        sf.leace(sf.Moments(covariance_type="diag").update(warm, {"z": z}), erase="z")
         warm = scipy.sparse.csr_array(warm * (warm > 1))
-        sf.leace(sf.Moments(sketch_size=4).update(warm, {"z": z}), erase="z")
+        sf.leace(sf.Moments(covariance_type="diag").update(warm, {"z": z}), erase="z")
 """
 
 
@@ -528,7 +454,7 @@ def test_dense_rows_of_100_000_features_fit_in_500_megabytes() -> None:
         block = rng.standard_normal((160, 100_000), dtype=np.float32)
         block[:80] += 1.0
         before = peak()
-        moments = sf.Moments(sketch_size=64)
+        moments = sf.Moments(covariance_type="diag")
         for _ in range(2):
             moments.update(block, {"z": np.arange(160) < 80})
         eraser = sf.leace(moments, erase="z")
@@ -547,7 +473,7 @@ def test_sparse_text_is_never_made_dense() -> None:
         + _TEXT
         + """
         before = peak()
-        moments = sf.Moments(sketch_size=0).update(X, {"z": rng.integers(0, 2, n)})
+        moments = sf.Moments(covariance_type="diag").update(X, {"z": rng.integers(0, 2, n)})
         eraser = sf.leace(moments, erase="z", refine=[(X,)])
         assert eraser.report.variables[0].residual < 1e-9
         """
