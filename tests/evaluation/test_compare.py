@@ -646,7 +646,7 @@ def test_classes_as_a_task_go_with_a_quantity_as_concept(n: int) -> None:
 def test_without_cells_accuracy_chooses_alpha() -> None:
     from splince_fast.evaluation.heads import select_best
 
-    scored = [(float("nan"), accuracy) for accuracy in (0.6, 0.8, 0.7)]
+    scored = [{"accuracy": accuracy} for accuracy in (0.6, 0.8, 0.7)]
     for rule in ("worst_group", "accuracy"):
         assert select_best(scored, (1.0, 0.1, 0.01), rule) == 1
 

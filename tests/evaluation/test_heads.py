@@ -110,7 +110,8 @@ def test_names_of_classes_come_back() -> None:
 
 
 def test_selection_takes_worst_group_then_accuracy_then_the_larger_alpha() -> None:
-    scored = [(0.5, 0.7), (0.6, 0.7), (0.6, 0.8), (0.6, 0.8)]
+    pairs = [(0.5, 0.7), (0.6, 0.7), (0.6, 0.8), (0.6, 0.8)]
+    scored = [{"worst_group": worst, "accuracy": accuracy} for worst, accuracy in pairs]
     assert heads.select_best(scored, (1.0, 0.1, 0.01, 0.001), "worst_group") == 2
     assert heads.select_best(scored, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
 

@@ -12,8 +12,7 @@ import pytest
 from comparisons import data, run
 
 from splince_fast.evaluation import Comparison
-from splince_fast.evaluation.records import Context, Record
-from splince_fast.evaluation.records import TestLabels as Labels
+from splince_fast.evaluation.records import Context, PartLabels, Record
 from splince_fast.exceptions import FileFormatError
 
 ENTRY: dict[str, Any] = {
@@ -72,5 +71,5 @@ def test_labels_of_a_split_of_ones_own_are_in_the_file(tmp_path: Path) -> None:
     assert loaded.interval("accuracy", eraser="LEACE") == result.interval(
         "accuracy", eraser="LEACE"
     )
-    other = Labels(y[part], None, None)  # control
+    other = PartLabels(y[part], None, None)  # control
     assert result.context.test_labels != other
