@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -17,11 +16,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
+from processes import run, script
 
 import splince_fast as sf
 from splince_fast._runtime import files
 from splince_fast.cli import main, rows
-from splince_fast.cli.commands import _with_flags
 from splince_fast.cli.label_files import read_label_files
 from splince_fast.exceptions import InputError, LabelError, SplinceError, UnknownVariableError
 from splince_fast.labels import ClassCodes
@@ -995,31 +994,17 @@ def test_inspect_says_what_a_file_is_not(here: Path, told: Told) -> None:
 # -- the process ---------------------------------------------------------------------------------
 
 
-def run(*argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    source = str(Path(sf.__file__).parent.parent)
-    found = subprocess.run(
-        [sys.executable, "-W", "error", *argv],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": source},
-        timeout=120,
-        check=False,
-    )
-    assert found.returncode == code, found.stderr
-    return found
-
-
 def test_a_real_process(here: Path) -> None:
-    command = ["-m", "splince_fast"]
-    names = ["--erase", "gender", "--keep", "job"]
-    fitted = run(*command, "fit", "X.npy", "--labels", "labels.csv", *names, "-o", "e")
-    assert fitted.stdout.splitlines()[-1].startswith("eraser: e ")
-    assert fitted.stdout.startswith("SPLINCE was fitted")
-    run(*command, "apply", "e", "X.npy", "-o", "out.npy")
+    command = "import runpy; runpy.run_module('splince_fast', run_name='__main__')"
+    fitted = script(command, *shlex.split(KEEP), "-o", "e", flags=("-W", "error"))
+    assert fitted.splitlines()[-1].startswith("eraser: e ")
+    assert fitted.startswith("SPLINCE was fitted")
+    script(command, "apply", "e", "X.npy", "-o", "out.npy", flags=("-W", "error"))
     np.testing.assert_array_equal(np.load("out.npy"), sf.Projection.load("e")(np.load("X.npy")))
-    failed = run(*command, "apply", "e", "X.npy", "-o", "out.npy", code=2)
-    assert failed.stderr == (
-        "splince-fast: error: 'out.npy' exists; name another file, or overwrite it with --force\n"
+    failed = run(command, "apply", "e", "X.npy", "-o", "out.npy")
+    assert (failed.returncode, failed.stderr) == (
+        2,
+        "splince-fast: error: 'out.npy' exists; name another file, or overwrite it with --force\n",
     )
 
 
@@ -1042,7 +1027,7 @@ def test_a_reader_that_has_gone_and_a_terminal_without_letters(here: Path) -> No
 
 def test_control_c_while_it_imports(here: Path) -> None:
     """The first second goes into imports; what they raise is told like a later Ctrl-C."""
-    script = (
+    text = (
         "import sys, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from splince_fast.cli import main\n"
@@ -1053,17 +1038,17 @@ def test_control_c_while_it_imports(here: Path) -> None:
         "sys.meta_path.insert(0, Stop())\n"
         "sys.exit(main(['apply', 'e', 'X.npy', '-o', 'out.npy']))\n"
     )
-    assert run("-c", script, code=130).stderr == "splince-fast: interrupted\n"
+    done = run(text)
+    assert (done.returncode, done.stderr) == (130, "splince-fast: interrupted\n")
 
 
 def test_help_loads_neither_the_demonstration_nor_heavy_libraries(here: Path) -> None:
-    script = (
+    out = script(
         "import sys; from splince_fast.cli import main; assert main(['--version']) == 0; "
         "assert main(['demo', '--help']) == 0; "
         "print(sorted({'matplotlib', 'sklearn', 'torch', 'pandas', 'pyarrow', "
         "'splince_fast.demo.experiment'} & set(sys.modules)))"
     )
-    out = run("-c", script).stdout
     assert out.startswith(f"splince-fast {sf.__version__}\n")
     assert "--no-figure" in out
     assert out.endswith("[]\n")
@@ -1114,36 +1099,3 @@ def test_tables_hold_the_labels_that_an_eraser_needs(
     np.testing.assert_allclose(found, eraser(X, {"z": z}), atol=1e-12)
     parquet.write_table(table.select(["x"]), "t.parquet")
     assert "no column 'z'" in told(*command, "--force", code=2)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("use min_scale=1e-08 or shrinkage='oas'.", "use --min-scale 1e-08 or --shrinkage oas."),
-        ("leave keep= out", "leave --keep out"),
-        ("shrinkage=0.5, or fewer rows", "--shrinkage 0.5, or fewer rows"),
-        ("no file 'data/keep=1/a.npy'", "no file 'data/keep=1/a.npy'"),
-        ("no file 'keep=1'", "no file 'keep=1'"),
-        ("pass refine= a source", "pass refine= a source"),  # no flag of the command
-        ("keep is 3; it must be None, 'oas' or 1", "--keep is 3; it must be 'oas' or 1"),
-        ("n_seeds is 0", "--seeds is 0"),
-        ("pass min_scale, too, or leave keep out", "pass --min-scale, too, or leave --keep out"),
-        ("what it must keep is 'min_scale'", "what it must keep is 'min_scale'"),
-        ("pass keep=None", "leave --keep out"),
-        ("p = P(z = min_scale)", "p = P(z = min_scale)"),
-        ("repair them, e.g. X = X[np.isfinite(X).all(axis=1)]. Or", "repair them. Or"),
-        (
-            "pass kinds={'a': 'classes'} (on the command line: --kind a=classes); kinds={...: "
-            "'continuous'}",
-            "pass --kind a=classes; --kind NAME=continuous",
-        ),
-        ("it must be 'sal', or a function of moments", "it must be 'sal'"),
-        ("labels['z'] has 3 rows", "column 'z' of the labels has 3 rows"),
-        ("variable 'task' and variable 'z'", "variable 'job' and variable 'z'"),
-    ],
-)
-def test_messages_name_the_flags_of_the_command(text: str, expected: str) -> None:
-    args = argparse.Namespace(
-        keep=None, kind=None, min_scale=None, seeds=None, shrinkage=None, variables={"task": "job"}
-    )
-    assert _with_flags(text, args) == expected

@@ -126,10 +126,19 @@ def test_a_quantity_gets_a_ridge_head() -> None:  # case 15
         head.predict_proba(X)
 
 
-@pytest.mark.parametrize("alpha", [-1, np.nan, "a", True])
-def test_an_alpha_out_of_range_is_refused(alpha: Any) -> None:
-    with pytest.raises(InputError, match="alpha"):
-        ev.fit_head(np.eye(3), [0, 1, 0], alpha=alpha)
+@pytest.mark.parametrize(
+    ("y", "alpha", "error", "match"),
+    [
+        *(([0, 1, 0], alpha, InputError, "alpha") for alpha in (-1, np.nan, "a", True)),
+        (np.full(3, np.nan), 1, NotEnoughDataError, "no row has a value"),
+        ([0, 0, 0], 1, LabelError, "1 class"),
+    ],
+)
+def test_arguments_that_give_no_head_are_refused(
+    y: Any, alpha: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        ev.fit_head(np.eye(3), y, alpha=alpha)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
@@ -146,16 +155,6 @@ def test_rows_with_nan_are_neither_fitted_nor_predicted(number: float) -> None:
     ):
         with pytest.raises(NonFiniteError, match=r"X contains NaN.*row 7"):
             call()
-
-
-def test_a_quantity_without_values_is_refused() -> None:
-    with pytest.raises(NotEnoughDataError, match="no row has a value"):
-        ev.fit_head(np.eye(3), np.full(3, np.nan))
-
-
-def test_one_class_is_refused() -> None:
-    with pytest.raises(LabelError, match="1 class"):
-        ev.fit_head(np.eye(3), [0, 0, 0])
 
 
 def test_classes_and_rows_without_a_label_change_no_head() -> None:

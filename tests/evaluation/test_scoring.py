@@ -100,7 +100,10 @@ def test_metrics_of_quantities_have_their_directions() -> None:
                  metrics={"mae": lambda a, b: np.mean(np.abs(a - b))})  # fmt: skip
     assert not result.failures
     assert result.verdict("probe_r2").leaders[0] == "LEACE"
-    assert 0 <= result.mean("probe_r2", eraser="none") <= 1
+    assert result.mean("probe_r2", eraser="LEACE") < 0.1
+    assert result.mean("probe_r2", eraser="none") > 0.9
+    with pytest.raises(InputError, match="quantity"):
+        run(X, task, X[:, 0].copy(), association=0.9)
     assert result.verdict("r2").leaders[0] == result.verdict("mse").leaders[0] == "none"
     assert 0 < result.mean("mae", eraser="none") < result.mean("mae", eraser="LEACE")
     assert "R2, retrained head" in str(result.table("r2"))
@@ -184,8 +187,13 @@ def test_a_saved_result_keeps_directions(result: Comparison, tmp_path: Any) -> N
 
 def test_probes_of_several_concepts_are_of_erasers_with_the_concept_in_the_label() -> None:
     X, y, z = data()
-    w = np.random.default_rng(2).integers(0, 2, 900)
+    w = np.random.default_rng(2).integers(0, 3, 900)
+    X[:, 2] += w
     result = run(X, y, {"a": z, "b": w}, n_seeds=1, erasers=("none", "LEACE"))
+    for name, before, chance in (("a", 0.7, 0.5), ("b", 0.5, 1 / 3)):  # erased jointly
+        assert result.mean(f"probe_accuracy[{name}]", eraser="none") > before
+        assert result.mean(f"probe_accuracy[{name}]", eraser="LEACE") < chance + 0.12
+    assert len(result.context.cells) == 12
     assert result.metric("probe_auc[b]").label == "probe AUC [b]"
     assert result.metric("probe_auc[b]").lower_is_better is True
     assert result.head_of("probe_auc[b]") == ""

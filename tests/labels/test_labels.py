@@ -9,7 +9,6 @@ import math
 import subprocess
 import sys
 from collections import UserDict
-from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from importlib.util import find_spec
@@ -140,15 +139,16 @@ def with_na(values: list[Any]) -> list[Any]:
     return [(pandas.NA, pandas.NaT)[i % 2] if v is None else v for i, v in enumerate(values)]
 
 
-def containers(table: dict[str, Callable[..., Any]]) -> list[Any]:
+def containers(table: dict[str, Any]) -> list[Any]:
     """Parameters, skipped where the library of the container is not installed."""
     libraries = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow"}
     params = []
     for name, make in table.items():
         library = libraries.get(name.split()[0])
         absent = library is not None and find_spec(library) is None
+        skip = pytest.mark.skipif(absent, reason=f"no {library}")
         params.append(
-            pytest.param(make, id=name, marks=pytest.mark.skipif(absent, reason=f"no {library}"))
+            pytest.param(*(make if isinstance(make, tuple) else (make,)), id=name, marks=skip)
         )
     return params
 
@@ -256,30 +256,32 @@ def some(elements: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     )
 
 
-@pytest.mark.parametrize("make", containers(OPTIONAL_INTS))
-@fast
-@given(values=some(st.integers(0, 100)))
-def test_integers_are_the_same_classes_in_every_container(make: Any, values: list[Any]) -> None:
-    encoded = encode_one(make(values), len(values), name="z")
-    assert typed(decoded(encoded)) == typed(values)
-    assert list(encoded.classes) == sorted({v for v in values if v is not None})
+CLASSES = {
+    "integer": (OPTIONAL_INTS, st.integers(0, 100)),
+    "string": (
+        OPTIONAL_STRINGS,
+        st.text("ab é\u4e2d", max_size=3) | st.sampled_from(["nan", "None", ""]),
+    ),
+    "boolean": (OPTIONAL_BOOLS, st.booleans()),
+}
 
 
 @pytest.mark.filterwarnings("ignore::splince_fast.MissingLabelWarning")
-@pytest.mark.parametrize("make", containers(OPTIONAL_STRINGS))
+@pytest.mark.parametrize(
+    ("make", "elements"),
+    containers(
+        {f"{c} {name}": (make, e) for name, (t, e) in CLASSES.items() for c, make in t.items()}
+    ),
+)
 @fast
-@given(values=some(st.text("ab é\u4e2d", max_size=3) | st.sampled_from(["nan", "None", ""])))
-def test_strings_are_the_same_classes_in_every_container(make: Any, values: list[Any]) -> None:
+@given(data=st.data())
+def test_values_are_the_same_classes_in_every_container(
+    make: Any, elements: Any, data: st.DataObject
+) -> None:
+    values = data.draw(some(elements))
     encoded = encode_one(make(values), len(values), name="z")
     assert typed(decoded(encoded)) == typed(values)
     assert list(encoded.classes) == sorted({v for v in values if v is not None})
-
-
-@pytest.mark.parametrize("make", containers(OPTIONAL_BOOLS))
-@fast
-@given(values=some(st.booleans()))
-def test_booleans_are_the_same_classes_in_every_container(make: Any, values: list[Any]) -> None:
-    assert typed(decoded(encode_one(make(values), len(values), name="z"))) == typed(values)
 
 
 @fast
