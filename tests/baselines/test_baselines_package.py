@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from baseline_data import draw
+from processes import script
 
 from splince_fast import InputError, LabelError
 from splince_fast.baselines import INLP, RLACE
@@ -21,7 +20,7 @@ def test_importing_it_loads_no_scikit_learn() -> None:
         "assert not {'sklearn', 'scipy'} & set(sys.modules); "
         "assert set(b.__all__) <= set(dir(b)); b.INLP; assert 'sklearn' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    script(code)
 
 
 def test_separate_validation_rows_have_weight_1() -> None:

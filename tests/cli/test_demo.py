@@ -288,18 +288,6 @@ def test_star_and_reading_follow_the_figures(advantage: float, starred: bool) ->
     assert stereotype.endswith("contains 1 for LEACE.")
 
 
-def test_json_holds_every_split(data: ProfessionData) -> None:
-    results = experiment.run(data, n_splits=2)
-    run = json.loads(json.dumps(table.to_dict(data, [results])))["runs"][0]
-    for method in METHODS:
-        per_split = run["methods"][method]["per_split"]
-        assert [o["factual"] for o in per_split] == list(results.column(method, "factual"))
-    assert run["splits"][0]["test_prompts"] == len(results.splits[0].test)
-    assert run["splince_above_leace"]["p"] == table.factual_test(results).p
-    assert run["train_correlation"] is None
-    assert run["reading"] == table.paper_comparison(results).splitlines()
-
-
 # -- the figure ----------------------------------------------------------------------------------
 
 

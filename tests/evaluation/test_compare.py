@@ -532,8 +532,7 @@ def test_a_large_map_is_not_copied_whole(tmp_path: Path) -> None:  # case 13
     assert peak < X.nbytes * 2
 
 
-def test_labels_of_any_kind_give_the_same_numbers() -> None:  # case 14
-    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+def test_labels_of_any_kind_give_the_same_numbers(pd: Any, pl: Any) -> None:  # case 14
     X, y, z = data()
     expected = run(X, y, z, n_seeds=1)
     names = np.array(["a", "b"])
@@ -679,8 +678,7 @@ def test_a_split_of_your_own_has_bootstrap_intervals() -> None:
         run(X, y, z, n_seeds=2, test=part)
 
 
-def test_a_parquet_file_is_read_by_its_source(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+def test_a_parquet_file_is_read_by_its_source(tmp_path: Path, pa: Any, pq: Any) -> None:
     X, y, z = data(400)
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"vectors": list(X)}), path)
@@ -692,8 +690,7 @@ def test_a_parquet_file_is_read_by_its_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("association", [None, 0.7])
-def test_classes_that_no_row_has_change_no_figure(association: float | None) -> None:
-    pd = pytest.importorskip("pandas")
+def test_classes_that_no_row_has_change_no_figure(association: float | None, pd: Any) -> None:
     X, y, z = data()
     columns = [np.array(["a", "b"])[codes] for codes in (y, z)]
     plain = run(X, *columns, association=association)

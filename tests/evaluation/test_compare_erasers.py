@@ -195,17 +195,6 @@ def test_a_function_gets_the_rows_and_names_of_classes_and_owns_them() -> None:
         assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
 
 
-def test_transformers_of_scikit_learn_are_erasers() -> None:
-    X, y, z = data()
-    erasers = {"scaled": StandardScaler(), "none": "none", "SPLINCE": sf.SPLINCE()}
-    result = run(X, y, z, erasers=erasers)
-    assert not result.failures
-    assert result.mean("residual", eraser="SPLINCE") < 1e-9
-    for metric in ("accuracy", "probe_auc"):  # a scale for each feature erases nothing
-        scaled, none = (result.mean(metric, eraser=e) for e in ("scaled", "none"))
-        assert scaled == pytest.approx(none, abs=0.02)
-
-
 class Narrow(StandardScaler):  # type: ignore[misc]
     def transform(self, X: Any, copy: Any = None) -> Any:
         return super().transform(X, copy)[:, :3]
@@ -282,8 +271,7 @@ def test_what_depends_on_an_object_of_the_caller_is_computed_in_every_run(tmp_pa
 # -- rows -------------------------------------------------------------------------------------
 
 
-def test_tensors_are_rows_and_labels() -> None:
-    torch = pytest.importorskip("torch")
+def test_tensors_are_rows_and_labels(torch: Any) -> None:
     X, y, z = data()
     expected = run(X.astype(np.float32), y, z, association=0.8, aligned_class=1)
     given = torch.tensor(X, dtype=torch.float32, requires_grad=True)

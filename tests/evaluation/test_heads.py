@@ -56,20 +56,6 @@ def test_control_another_alpha_gives_another_head() -> None:
     assert np.abs(fits.weights[0] - reference(X, y, 0.02).coef_).max() > 1e-3
 
 
-def test_weights_and_penalties_per_feature_equal_those_of_scikit_learn() -> None:
-    X, y, _ = data(1)
-    rng = np.random.default_rng(0)
-    w = rng.random(len(X))
-    scale = rng.uniform(0.5, 2, X.shape[1])
-    fits = logistic.fit(
-        X, y, 2, (0.01 * scale**2)[:, None], sample_weights=(w / w.sum())[:, None], tol=1e-10
-    )
-    # Penalising scale^2 u^2 is penalising v = scale u, for features x / scale.
-    twin = LogisticRegression(C=1 / (0.01 * w.sum()), tol=1e-10, max_iter=10_000)
-    twin.fit(X / scale, y, sample_weight=w)
-    assert fits.weights[0][0] * scale == pytest.approx(twin.coef_[0], abs=1e-5)
-
-
 def test_the_diagonal_metric_reaches_the_same_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, _ = data(2)
     whole = logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
@@ -157,8 +143,7 @@ def test_rows_with_nan_are_neither_fitted_nor_predicted(number: float) -> None:
             call()
 
 
-def test_classes_and_rows_without_a_label_change_no_head() -> None:
-    pd = pytest.importorskip("pandas")
+def test_classes_and_rows_without_a_label_change_no_head(pd: Any) -> None:
     X, y, _ = data(0)
     names = np.array(["a", "b"])[y]
     kept = np.arange(400) % 4 != 0

@@ -318,3 +318,13 @@ def test_differences_are_resolved_by_the_rows_that_decide_them(result: Compariso
         assert row.t == pytest.approx(-0.05 / error), metric
     no_fraction = found.differences("probe_auc", reference="none")[0]
     assert no_fraction.how == "no test"
+
+
+def test_cells_whose_names_would_collide_are_told_apart() -> None:
+    X, y, z = data(400)
+    result = run(
+        X, [("a", "a · b")[k] for k in y], [("b · c", "c")[k] for k in z], n_seeds=1,
+        erasers=("none",),
+    )  # fmt: skip
+    assert len(set(result.context.cells)) == 4
+    assert "'a · b' · 'c'" in result.context.cells

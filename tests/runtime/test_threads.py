@@ -8,29 +8,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from entangled import normal
 from naive_model import REDUCTION, Rows, check, state_bytes, summed
-from problems import (
-    METHODS,
-    Float,
-    assert_same,
-    change,
-    draw_data,
-    erase,
-    report,
-    slack,
-)
+from problems import METHODS, Float, assert_same, change, draw_data, erase, report, slack
 from processes import run
 
 import splince_fast as sf
-from splince_fast import InputError, Moments, Projection, SplinceError, leace
+from splince_fast import InputError, Moments, Projection, SplinceError
 from splince_fast._runtime import rows
 from splince_fast._runtime import threads as thread_pool
 from splince_fast.methods import method_call
@@ -39,10 +28,6 @@ from splince_fast.moments.accumulator import Accumulator
 
 COUNTS = ["1", "2", "3", "7"]
 VARIABLE = "SPLINCE_FAST_NUM_THREADS"
-
-
-def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(size=(n, d)).astype(dtype)
 
 
 @pytest.fixture
@@ -83,28 +68,6 @@ def test_a_number_of_threads_that_is_none(monkeypatch: pytest.MonkeyPatch, text:
 
 
 # --- splitting -----------------------------------------------------------------------------------
-
-
-@given(
-    threads=st.integers(1, 9),
-    size=st.integers(0, 500),
-    grain=st.integers(0, 40),
-    align=st.sampled_from([1, 4, 16]),
-)
-def test_a_split_covers_everything_once_and_in_order(
-    threads: int, size: int, grain: int, align: int
-) -> None:
-    grain = max(grain, align)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(threads))
-        ranges = thread_pool.split(lambda a, b: (a, b), size, grain=grain, align=align)
-    assert ranges[0][0] == 0
-    assert ranges[-1][1] == size
-    for (_, last), (first, _) in pairwise(ranges):
-        assert last == first
-        assert first % align == 0
-    assert 1 <= len(ranges) <= threads
-    assert len(ranges) == 1 or all(a < b for a, b in ranges)
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 3])
@@ -417,34 +380,6 @@ def test_threads_of_blas_are_left_as_they_were() -> None:
     moments.covariance()
     after = {lib["filepath"]: lib["num_threads"] for lib in threadpoolctl.threadpool_info()}
     assert all(after[path] == count for path, count in before)
-
-
-def test_solves_in_parallel_do_not_share_the_memory_they_work_in() -> None:
-    """One of them works in the accumulator's own array, the others in arrays of theirs."""
-    rng = np.random.default_rng(0)
-    X, z = rng.normal(size=(2000, 300)), rng.integers(0, 3, 2000)
-    moments = Moments().update(X, {"z": z})
-    expected = leace(moments, erase="z")
-    with (
-        moments._locked() as held,
-        held.workspace(300**2) as first,
-        held.workspace(300**2) as second,
-    ):
-        assert first.size == second.size == 300**2
-        assert not np.shares_memory(first, second)
-        first[:], second[:] = 1.0, 2.0
-        assert (first == 1.0).all()
-    with moments._locked() as held, held.workspace(300**2) as again:
-        assert np.shares_memory(again, first)  # given back
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: leace(moments, erase="z"), range(12)))
-    for eraser in found:
-        np.testing.assert_array_equal(eraser.left, expected.left)
-        np.testing.assert_array_equal(eraser.right, expected.right)
-    # What was lent holds nothing of the state: rows that follow are added as if nothing happened.
-    twin = Moments().update(X, {"z": z})
-    twin.covariance()  # as a solve does, it merges the rows that wait
-    assert state_bytes(moments.update(X, {"z": z})) == state_bytes(twin.update(X, {"z": z}))
 
 
 # --- solving --------------------------------------------------------------------------------------
