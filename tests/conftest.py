@@ -28,6 +28,14 @@ settings.register_profile(
 settings.load_profile("splince_fast")
 
 
+def library(name: str) -> Any:
+    """A fixture of an optional library; tests that take it are skipped where it is missing."""
+    return pytest.fixture(scope="session")(lambda: pytest.importorskip(name))
+
+
+pd, pl, pa, pq, torch = map(library, ("pandas", "polars", "pyarrow", "pyarrow.parquet", "torch"))
+
+
 # --- kernels that refuse what would make them read or write out of bounds ------------------------
 
 

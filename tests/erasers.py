@@ -15,10 +15,7 @@ from typing import Any
 import numpy as np
 from naive_model import laid_out
 from numpy.typing import NDArray
-from problems import (
-    EPS,
-    Float,
-)
+from problems import EPS, Float
 
 import splince_fast as sf
 

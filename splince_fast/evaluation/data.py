@@ -77,11 +77,10 @@ def take_rows(X: Matrix, rows: Rows) -> Float:
 
 def moments_of(X: Matrix, labels: Mapping[str, Encoded], rows: Rows) -> Moments:
     """Return the moments of some rows, read in ascending order."""
-    moments, ordered = Moments(), np.sort(rows)
-    for start in range(0, len(ordered), BLOCK):
-        block = ordered[start : start + BLOCK]
-        block_labels = {name: labels_of(column, block) for name, column in labels.items()}
-        moments.update(take_rows(X, block), block_labels)
+    moments = Moments()
+    for numbers in blocks(np.sort(rows)):
+        block_labels = {name: labels_of(column, numbers) for name, column in labels.items()}
+        moments.update(take_rows(X, numbers), block_labels)
     return moments
 
 
@@ -90,6 +89,11 @@ def has_label(encoded: Encoded) -> NDArray[np.bool_]:
     if isinstance(encoded, ClassCodes):
         return np.asarray(encoded.codes >= 0)
     return np.ones(len(encoded.values), bool) if encoded.present is None else encoded.present
+
+
+def values_of(encoded: Encoded) -> NDArray[Any]:
+    """Return the class codes (n,), or the values (n, k) of a quantity."""
+    return encoded.codes if isinstance(encoded, ClassCodes) else encoded.values
 
 
 def labels_of(column: Encoded, rows: Rows) -> Encoded:
@@ -101,10 +105,7 @@ def labels_of(column: Encoded, rows: Rows) -> Encoded:
 
 
 def fingerprint(
-    X: Matrix,
-    labels: Mapping[str, Encoded],
-    groups: Rows | None,
-    parts: NDArray[np.int8] | None,
+    X: Matrix, labels: Mapping[str, Encoded], groups: Rows | None, parts: NDArray[np.int8] | None
 ) -> str:
     """Return a hash of the rows, of the labels with their names, and of the groups and parts."""
     digest = hashlib.sha256(repr((X.shape, X.dtype.str, list(labels))).encode())

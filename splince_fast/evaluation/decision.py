@@ -76,12 +76,7 @@ def _mean(result: Measurements, metric: str, eraser: str | None, **where: Any) -
 
 
 class _Choice:
-    """Choice between `erasers`, the best one first; `unerased` is the name of unerased rows.
-
-    Erasers are equal if the interval of their difference lies within `min_gain`. Of those equal to
-    the best one, the eraser with the least change of the rows is chosen; without equals, the best
-    one, or of those with exactly its mean the one with the least change.
-    """
+    """Choice between `erasers`, the best one first; `unerased` is the name of unerased rows."""
 
     def __init__(
         self, result: Measurements, metric: str, head: str, p: float | None, unerased: str | None,
@@ -102,6 +97,7 @@ class _Choice:
         self.unerased = unerased if unerased in self.tests else None
         rivals = [e for e in erasers[1:] if not self._is_worse(e)]
         self.equal = [self.best, *filter(self._is_equal, rivals)]
+        # Of equal erasers, or else of those with exactly the best mean, the least change is chosen.
         tied = [e for e in rivals if self.mean[e] == self.mean[self.best]]
         self.eraser = min(
             self.equal if len(self.equal) > 1 else [self.best, *tied],
@@ -179,11 +175,9 @@ class _Choice:
         return f"{'; '.join(filter(None, [text, self._needed_text()]))}."
 
     def _needed_text(self) -> str:
-        """Return the number of seeds or rows that would decide all open comparisons.
-
-        A difference D is decided if the half width of its interval is below |D|, or, as equality,
-        below `min_gain` - |D|. In Holm's method the closest comparison is tested last, at 5 %.
-        """
+        """Return the number of seeds or rows that would decide all open comparisons."""
+        # A difference D is decided if the half width of its interval is below |D|, or, as equality,
+        # below `min_gain` - |D|. In Holm's method the closest comparison is tested last, at 5 %.
         seeds, rows, apart = 0, 0, True
         context, ratio = self.result.context, self.result.test_ratio(self.p)
         for test in (self.tests[e] for e in self.open):

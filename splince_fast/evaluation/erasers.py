@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from splince_fast import baselines
 from splince_fast._runtime.rows import check_values
 from splince_fast.conditional import ConditionalEraser
+from splince_fast.evaluation.data import Codes, Float
+from splince_fast.evaluation.records import PartLabels
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Encoded, names_array
 from splince_fast.methods.quadratic import quadratic
@@ -28,8 +30,6 @@ from splince_fast.moments import Moments
 from splince_fast.moments.snapshot import Factored
 from splince_fast.projection import Projection
 
-Float = NDArray[np.float64]
-Codes = NDArray[np.intp]
 # Joint class codes (n,) of the concepts; values (n, k) if all concepts are quantities; a mapping of
 # columns by concept if only some are.
 ConceptLabels: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
@@ -88,16 +88,14 @@ class SplitPart:
     """Scaled rows of one part of a split (training, validation or test), with labels."""
 
     rows: Float
-    task: NDArray[Any]  # class codes (n,), or values (n, k) of a quantity
+    codes: PartLabels
     concept: ConceptLabels
-    cells: Codes | None  # joint classes of task and concepts; None if one is a quantity
-    groups: Codes | None
     labels: Mapping[str, Encoded]  # of the task and of each concept, by name in the moments
 
     @property
     def strata(self) -> Codes:
         """Codes (n,) of the cells, or of the classes of the task if a concept is a quantity."""
-        return self.task if self.cells is None else self.cells
+        return self.codes.task if self.codes.cells is None else self.codes.cells
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,8 +118,7 @@ class ScaledCoordinates:
 class FitData:
     """Data to which the erasers of one seed and level are fitted."""
 
-    moments: Moments
-    factored: Factored  # snapshot of `moments`, factorised once for all erasers
+    factored: Factored  # moments of the training rows, factorised once for all erasers
     concepts: tuple[str, ...]
     task: str  # name of the task in the moments
     train: SplitPart
@@ -136,7 +133,7 @@ class RowMap:
 
     apply: Callable[[Float, Mapping[str, Encoded]], Any]  # of rows and their labels
     coordinates: ScaledCoordinates | None = None  # None if `apply` takes scaled rows
-    projection: tuple[Float, Float] | None = None  # P = I - left right^T if the map is affine
+    rank: int | None = None  # of I - P if the map is affine with the projection P
     uses_labels: bool = False
 
     def __call__(self, part: SplitPart) -> Float:
@@ -172,21 +169,13 @@ def fit_eraser(spec: Any, data: FitData) -> RowMap:
             )
     if isinstance(eraser, RowMap):
         return eraser
-    if isinstance(eraser, Projection):
-        return _affine(eraser, coordinates)
     if isinstance(eraser, ConditionalEraser):
         erase = partial(eraser, progress=False)
         return RowMap(lambda rows, labels: erase(rows, dict(labels)), coordinates, uses_labels=True)
+    if isinstance(eraser, Projection):
+        erase = partial(eraser, progress=False)
+        return RowMap(lambda rows, labels: erase(rows), coordinates, eraser.rank)
     return RowMap(lambda rows, labels: eraser(rows), coordinates)
-
-
-def _affine(eraser: Projection, coordinates: ScaledCoordinates) -> RowMap:
-    """Convert a projection of rows in the units of the data to a map of scaled rows."""
-    left, right = np.ascontiguousarray(eraser.left), np.ascontiguousarray(eraser.right)
-    centre = (eraser.mean - coordinates.mean) / coordinates.scale
-    return RowMap(
-        lambda rows, labels: rows - ((rows - centre) @ right) @ left.T, projection=(left, right)
-    )
 
 
 def _values(column: Encoded) -> NDArray[Any]:
@@ -201,12 +190,12 @@ def _fit_transformer(spec: object, data: FitData) -> RowMap:
     model, train, validation = clone_with_seed(spec, data.seed), data.train, data.validation
     accepted = inspect.signature(model.fit).parameters
     arguments: dict[str, Any] = {}
-    rows, task, concept = train.rows, train.task, train.concept
+    rows, task, concept = train.rows, train.codes.task, train.concept
     # INLP and R-LACE stop by the validation rows, which a mask marks.
     if "validation" in accepted and len(validation.rows):
         arguments["validation"] = np.arange(len(rows) + len(validation.rows)) >= len(rows)
         rows = np.concatenate([rows, validation.rows])
-        task = np.concatenate([task, validation.task])
+        task = np.concatenate([task, validation.codes.task])
         if isinstance(concept, dict):
             held_out: Any = validation.concept
             concept = {k: np.concatenate([v, held_out[k]]) for k, v in concept.items()}
@@ -217,10 +206,8 @@ def _fit_transformer(spec: object, data: FitData) -> RowMap:
     # Copies: estimators may overwrite their arguments, as do those of scikit-learn with
     # ``copy_X=False``.
     model.fit(*copy.deepcopy((rows, task)), **copy.deepcopy(arguments))
-    projection = getattr(model, "projection_", None)
-    if isinstance(projection, Projection):
-        return _affine(projection, ScaledCoordinates(np.zeros(rows.shape[1]), 1.0))
-    return RowMap(lambda rows, labels: model.transform(rows))
+    rank = getattr(getattr(model, "projection_", None), "rank", None)
+    return RowMap(lambda rows, labels: model.transform(rows), rank=rank)
 
 
 def _fit_method(key: str, data: FitData) -> object:
@@ -249,16 +236,16 @@ def _fit_quadratic(data: FitData) -> object:
 
 def _fit_random(data: FitData) -> Projection:
     """Return the projection that removes a random subspace of the dimension of the concepts."""
-    count = 0  # k - 1 for a concept of k classes, k for a quantity of k columns
-    for name in data.concepts:
-        column = data.train.labels[name]
-        if isinstance(column, ClassCodes):
-            count += max(1, len(column.classes) - 1)
-        else:
-            count += column.values.shape[1]
-    d = len(data.moments.mean)
-    Q, _ = np.linalg.qr(np.random.default_rng(data.seed).normal(size=(d, min(count, d))))
-    return Projection(Q, Q, data.moments.mean, method="random")
+    # The dimension is k - 1 for a concept of k classes, and k for a quantity of k columns.
+    columns = (data.train.labels[name] for name in data.concepts)
+    count = sum(
+        max(1, len(c.classes) - 1) if isinstance(c, ClassCodes) else c.values.shape[1]
+        for c in columns
+    )
+    mean = data.coordinates.mean
+    size = (len(mean), min(count, len(mean)))
+    Q, _ = np.linalg.qr(np.random.default_rng(data.seed).normal(size=size))
+    return Projection(Q, Q, mean, method="random")
 
 
 # The erasers that have a name.

@@ -40,10 +40,7 @@ def draw(result: Measurements, kind: str, **options: object) -> Figure:
 
 
 def escape_unwritable(text: str) -> str:
-    """Return the text with escapes such as ``\\x01`` for control characters and lone surrogates.
-
-    XML, HTML and fonts cannot represent these characters, and UTF-8 cannot encode surrogates.
-    """
+    """Return the text with escapes such as ``\\x01`` for characters that XML cannot represent."""
     return _UNWRITABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

@@ -11,36 +11,22 @@ which the penalty and SAL depend.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import scipy.linalg
 import scipy.special
-from numpy.typing import NDArray
 
-from splince_fast._runtime.rows import (
-    as_rows,
-    check_feature_names,
-    check_values,
-    feature_names,
-)
+from splince_fast._runtime.rows import as_rows, check_feature_names, check_values, feature_names
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import logistic
-from splince_fast.evaluation.data import (
-    check_classes,
-    counts_per_code,
-    has_label,
-)
+from splince_fast.evaluation.data import Codes, Float, check_classes, has_label
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
 from splince_fast.labels.encoded import observed
 from splince_fast.labels.positions import check_index
-
-Float = NDArray[np.float64]
-Codes = NDArray[np.intp]
-ValidationScore = tuple[float, float]  # worst-group accuracy, accuracy
 
 ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 RULES = ("worst_group", "accuracy")
@@ -152,20 +138,10 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
 
 
 def logistic_path(
-    rows: Float,
-    codes: Codes,
-    names: tuple[ClassName, ...],
-    alphas: Sequence[float],
-    *,
-    gram: Float | None = None,
-    weights: Float | None = None,
-    max_iter: int = 400,
+    rows: Float, codes: Codes, names: tuple[ClassName, ...], alphas: Sequence[float], **options: Any
 ) -> list[Head]:
-    """Fit a head of the classes `names` at every alpha; further arguments of `logistic.fit`."""
-    fits = logistic.fit(
-        rows, codes, len(names), np.array(alphas), gram=gram, sample_weights=weights,
-        max_iter=max_iter,
-    )  # fmt: skip
+    """Fit a head of the classes `names` at every alpha, with the options of `logistic.fit`."""
+    fits = logistic.fit(rows, codes, len(names), np.array(alphas), **options)
     path = [
         Head(fits.weights[j], fits.intercepts[j], names, alpha, bool(fits.converged[j]))
         for j, alpha in enumerate(alphas)
@@ -187,27 +163,16 @@ def decide(scores: Float) -> Codes:
     return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
 
 
-def score(y_true: Codes, y_pred: Codes, cells: Codes | None) -> ValidationScore:
-    """Return the worst-group accuracy, NaN if no row is in a cell, and the accuracy."""
-    correct = y_true == y_pred
-    worst = math.nan
-    if cells is not None:
-        counts, n_correct = counts_per_code(cells, correct)
-        if (present := counts > 0).any():
-            worst = float((n_correct[present] / counts[present]).min())
-    return worst, float(np.mean(correct))
-
-
-def select_best(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
-    """Return the index of the best score; `rule` names the score that is compared first."""
+def select_best(scores: Sequence[Mapping[str, float]], alphas: Sequence[float], rule: str) -> int:
+    """Return the index of the best scores; `rule` names the metric that is compared first."""
     # Without cells, accuracy takes the place of the worst group. Ties go to the larger alpha.
 
     def sort_key(j: int) -> tuple[float, ...]:
-        worst, accuracy = scored[j]
-        pair = (accuracy if math.isnan(worst) else worst, accuracy)
+        accuracy = scores[j]["accuracy"]
+        pair = (scores[j].get("worst_group", accuracy), accuracy)
         return (*(pair[::-1] if rule == "accuracy" else pair), alphas[j])
 
-    return max(range(len(scored)), key=sort_key)
+    return max(range(len(scores)), key=sort_key)
 
 
 def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> list[Head]:

@@ -6,27 +6,32 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import heads, probes
-from splince_fast.evaluation.data import fill_missing_groups, moments_of, take_rows
+from splince_fast.evaluation.data import (
+    Codes,
+    Float,
+    fill_missing_groups,
+    moments_of,
+    take_rows,
+    values_of,
+)
 from splince_fast.evaluation.erasers import (
     Component,
     FitData,
-    RowMap,
     ScaledCoordinates,
     clone_with_seed,
     fit_eraser,
 )
 from splince_fast.evaluation.heads import Head
 from splince_fast.evaluation.metrics import (
-    ROUNDING,
+    OF_CLASSES,
     ClassPredictions,
     QuantityPredictions,
     add_scores,
@@ -35,31 +40,31 @@ from splince_fast.evaluation.metrics import (
     concept_key,
     erasure_scores,
     reason_of,
+    scores,
 )
 from splince_fast.evaluation.plan import ComparisonPlan
 from splince_fast.evaluation.probes import FOLDS
-from splince_fast.evaluation.records import ERASER_ROW, Record, TestLabels
+from splince_fast.evaluation.records import ERASER_ROW, Record
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import LabelError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.labels.names import listed
 
-Float = NDArray[np.float64]
-Codes = NDArray[np.intp]
+# An erased feature counts as constant if its standard deviation is below this fraction of the root
+# mean variance of the unerased features.
+ROUNDING = 2.0**-32
+_SELECTION = {rule: OF_CLASSES[rule] for rule in heads.RULES}  # metrics that select alpha
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ErasedRows:
+class ErasedRows(NamedTuple):
     """Scaled rows of all parts after an eraser."""
 
     train: Float
     validation: Float
     test: Float
-    gram: Float | None  # covariance (d, d) of `train`; None if not computed
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadPath:
+class HeadPath(NamedTuple):
     """Heads at all alphas, in descending order."""
 
     fits: list[Head]
@@ -76,20 +81,19 @@ class Job:
         S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
         scale = math.sqrt(float(np.trace(S)) / len(S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
-        self.gram = S / scale**2
         self.train, self.validation, self.test = (
             plan.part(numbers, coordinates.to_scaled(take_rows(plan.X, numbers)))
             for numbers in (split.train, split.validation, split.test)
         )
         self.data = FitData(
-            moments, moments.factored(), tuple(plan.concepts), plan.task_name, self.train,
-            self.validation, seed, coordinates,
+            moments.factored(), tuple(plan.concepts), plan.task_name, self.train, self.validation,
+            seed, coordinates,
         )  # fmt: skip
-        self.unerased = ErasedRows(self.train.rows, self.validation.rows, self.test.rows, self.gram)
+        self.unerased = ErasedRows(self.train.rows, self.validation.rows, self.test.rows)
         if isinstance(plan.task, ClassCodes):
             # `classes` holds the class codes that occur in the training rows, and `class_index`
             # the index into `classes` of each training row.
-            self.classes, self.class_index = np.unique(self.train.task, return_inverse=True)
+            self.classes, self.class_index = np.unique(self.train.codes.task, return_inverse=True)
 
     @cached_property
     def _unerased_head_path(self) -> HeadPath:
@@ -121,15 +125,18 @@ class Job:
         """Fit and score one eraser and its heads; the record of the eraser itself comes first."""
         name, data = component.name, self.data
         eraser = fit_eraser(component.spec, data)
-        rows, reason = self._erased(eraser), ""
+        rows, reason = self.unerased, ""
+        if eraser.rank != 0:
+            rows = ErasedRows(*map(eraser, (self.train, self.validation, self.test)))
         try:
             values, notes = self._leakage(rows.test)
         except Exception as error:
             values, notes, reason = {}, (), f"leakage: {reason_of(error)}"
         if eraser.uses_labels:
             notes = (f"{NEEDS_LABELS}; the test rows were erased with their labels", *notes)
-        rank = None if eraser.projection is None else eraser.projection[0].shape[1]
-        values |= erasure_scores(self.train.rows, rows.train, self.train.labels, data.task, rank)
+        values |= erasure_scores(
+            self.train.rows, rows.train, self.train.labels, data.task, eraser.rank
+        )
         records = [self._record(name, ERASER_ROW, values=values, notes=notes, reason=reason)]
         for head in self.plan.heads:
             try:
@@ -138,63 +145,36 @@ class Job:
                 records.append(self._record(name, head.name, reason=reason_of(error)))
         return records
 
-    def _erased(self, eraser: RowMap) -> ErasedRows:
-        """Apply an eraser to all parts."""
-        gram = None
-        if eraser.projection is not None:
-            left, right = eraser.projection
-            if not left.shape[1]:
-                return self.unerased
-            gram = self.gram - left @ (right.T @ self.gram)
-            gram = gram - (gram @ right) @ left.T
-        return ErasedRows(eraser(self.train), eraser(self.validation), eraser(self.test), gram)
-
     def _leakage(self, erased: Float) -> tuple[dict[str, float], tuple[str, ...]]:
         """Return the metrics of the probes for each concept on erased test rows, and notes."""
         values: dict[str, float] = {}
         notes: list[str] = []
-        plan, groups = self.plan, self.test.groups
-        for name, concept in plan.concepts.items() if plan.probes else ():
-            if isinstance(concept, ClassCodes):
-                used, target = self._probe_targets[name]
-                n_unused = len(erased) - len(used)
-                leakage = probes.probe_classes(
-                    erased[used] if n_unused else erased, target, plan.probes,
-                    constant_tol=ROUNDING,
-                )  # fmt: skip
-                if n_unused:
-                    notes.append(
-                        f"{n_unused} test rows have a class of {name!r} that no training row has; "
-                        "the probes leave these rows out"
-                    )
-            else:
-                quantity = concept.values[self.split.test]
-                leakage = probes.probe_quantity(
-                    erased, quantity, groups=groups, constant_tol=ROUNDING
+        for name, (used, target) in self._probe_targets.items() if self.plan.probes else ():
+            rows = erased[used]
+            leakage = probes.score_probes(rows, target, self.plan.probes, constant_tol=ROUNDING)
+            found = {k: v for probe in leakage.probes for k, v in probe.scores().items()}
+            if n_unused := len(erased) - len(used):
+                notes.append(
+                    f"{n_unused} test rows have a class of {name!r} that no training row has; "
+                    "the probes leave these rows out"
                 )
             if leakage.reason:
                 notes.append(f"leakage of {name!r} cannot be measured: {leakage.reason}")
-                if leakage.n_classes and isinstance(concept, ClassCodes):
-                    counts = np.bincount(concept.codes[self.split.test])
-                    key = concept_key("probe_chance", name, self.data.concepts)
-                    values[key] = float(counts.max() / counts.sum())
-            for probe in leakage.probes:
-                for key, value in probe.scores().items():
-                    values[concept_key(key, name, self.data.concepts)] = value
+                found = {"probe_chance": target.chance} if leakage.n_classes else {}
+            values |= {concept_key(k, name, self.data.concepts): v for k, v in found.items()}
         return values, tuple(notes)
 
     @cached_property
     def _probe_targets(self) -> dict[str, tuple[Codes, probes.ProbeTarget]]:
         """Test rows whose class occurs in training, and target of the probes, by concept."""
-        targets = {}
+        targets, split, groups = {}, self.split, self.test.codes.groups
         for name, concept in self.plan.concepts.items():
+            labels = values_of(concept)
+            used = np.arange(len(split.test))
             if isinstance(concept, ClassCodes):
-                codes = concept.codes[self.split.test]
-                used = np.flatnonzero(np.isin(codes, concept.codes[self.split.train]))
-                classes, class_index = np.unique(codes[used], return_inverse=True)
-                groups = None if self.test.groups is None else self.test.groups[used]
-                target = probes.target_of(class_index, len(classes), groups, 0)
-                targets[name] = used, target
+                used = np.flatnonzero(np.isin(labels[split.test], labels[split.train]))
+            members = None if groups is None else groups[used]
+            targets[name] = used, probes.target_of(labels[split.test[used]], members, 0)
         return targets
 
     # -- heads -----------------------------------------------------------------------------
@@ -206,7 +186,7 @@ class Job:
             path = self._unerased_head_path
             return self._scored_record(record, path.fits[path.selected], rows)
         if head.spec == "unregularised":
-            return self._scored_record(record, self._fit_unregularised(rows), rows)
+            return self._scored_record(record, self._fit(rows, (0.0,), max_iter=1000)[0], rows)
         if head.spec != "retrained":
             return self._classifier_record(record, head, rows)
         path = self._unerased_head_path if rows is self.unerased else self._fit_head_path(rows)
@@ -223,17 +203,16 @@ class Job:
     def _fit_head_path(self, rows: ErasedRows) -> HeadPath:
         """Fit heads at every alpha; select one by validation rows or folds of training rows."""
         alphas, validation = self.plan.alphas, self.validation
-        if isinstance(self.plan.task, Columns):
-            fits = heads.ridge_path(rows.train, self.train.task, alphas)
-            if not len(validation.rows):
-                return HeadPath(fits, 0)
-            predictions = [self._predict(fit, rows.validation) for fit in fits]
-            errors = [float(np.mean((validation.task - y_pred) ** 2)) for y_pred in predictions]
-            scored = [(-error, 0.0) for error in errors]
-            return HeadPath(fits, heads.select_best(scored, alphas, "worst_group"))
-        fits = self._fit_logistic(rows, alphas)
+        fits = self._fit(rows, alphas)
         if len(alphas) == 1:
             return HeadPath(fits, 0)
+        predictions = [self._predict(fit, rows.validation) for fit in fits]
+        if isinstance(self.plan.task, Columns):
+            if not len(validation.rows):
+                return HeadPath(fits, 0)
+            errors = [np.mean((validation.codes.task - y_pred) ** 2) for y_pred in predictions]
+            scored = [{"accuracy": -float(error)} for error in errors]
+            return HeadPath(fits, heads.select_best(scored, alphas, "accuracy"))
         notes: tuple[str, ...] = ()
         # A cell with training rows may have too few validation rows.
         counts = np.bincount(validation.strata, minlength=int(self.train.strata.max()) + 1)
@@ -247,34 +226,26 @@ class Job:
                 f"{FOLDS}-fold cross-validation on the training rows" + text * (left_out > 0),
             )
         else:
-            predictions = [self._predict(fit, rows.validation) for fit in fits]
-            scored = [heads.score(validation.task, y, validation.cells) for y in predictions]
+            held_out = (ClassPredictions(validation.codes, y_pred) for y_pred in predictions)
+            scored = [scores(_SELECTION, y_pred) for y_pred in held_out]
         return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), notes)
 
-    def _fit_logistic(
-        self, rows: ErasedRows, alphas: Sequence[float], **options: Any
-    ) -> list[Head]:
-        """Fit logistic heads, whose classes are codes, on the training rows, one per alpha."""
-        return heads.logistic_path(
-            rows.train, self.class_index, tuple(self.classes.tolist()), alphas, gram=rows.gram,
-            **options,
-        )  # fmt: skip
-
-    def _fit_unregularised(self, rows: ErasedRows) -> Head:
-        """Fit the head without penalty (alpha 0)."""
+    def _fit(self, rows: ErasedRows, alphas: Sequence[float], **options: Any) -> list[Head]:
+        """Fit linear heads, whose classes are codes, on the training rows, one per alpha."""
         if isinstance(self.plan.task, Columns):
-            return heads.ridge_path(rows.train, self.train.task, (0.0,))[0]
-        return self._fit_logistic(rows, (0.0,), max_iter=1000)[0]
+            return heads.ridge_path(rows.train, self.train.codes.task, alphas)
+        names = tuple(self.classes.tolist())
+        return heads.logistic_path(rows.train, self.class_index, names, alphas, **options)
 
     def _predict(self, head: Head, rows: Float) -> NDArray[Any]:
         """Predict class codes (n,) or values (n, k) of the task."""
         values = rows @ head.coef_.T + head.intercept_
         return self.classes[heads.decide(values)] if head.classes_ else values
 
-    def _scores_by_folds(self, rows: ErasedRows) -> tuple[list[heads.ValidationScore], int]:
-        """Return the score of every alpha, and the number of folds that lack a class."""
+    def _scores_by_folds(self, rows: ErasedRows) -> tuple[list[dict[str, float]], int]:
+        """Return the scores of every alpha, and the number of folds that lack a class."""
         train, codes, alphas = self.train, self.class_index, self.plan.alphas
-        fold = fold_of_rows(train.strata, train.groups, self.seed)
+        fold = fold_of_rows(train.strata, train.codes.groups, self.seed)
         folds = [f for f in range(FOLDS) if len(np.unique(codes[fold != f])) == len(self.classes)]
         if not folds:
             raise LabelError(
@@ -282,21 +253,22 @@ class Job:
                 f"fold lack a class; the classes have {listed(np.bincount(codes).tolist())} rows"
             )
         weights = np.stack([fold != f for f in folds for _ in alphas], 1).astype(np.float64)
-        fits = self._fit_logistic(rows, alphas * len(folds), weights=weights / weights.sum(axis=0))
+        weights /= weights.sum(axis=0)
+        fits = self._fit(rows, alphas * len(folds), sample_weights=weights)
         held_out = np.isin(fold, folds)
-        cells = None if train.cells is None else train.cells[held_out]
+        labels = train.codes.take(held_out)
         scored = []
         for j in range(len(alphas)):
             y_pred = np.zeros(len(codes), dtype=np.intp)
             for i, f in enumerate(folds):
                 fit = fits[i * len(alphas) + j]
                 y_pred[fold == f] = self._predict(fit, rows.train[fold == f])
-            scored.append(heads.score(train.task[held_out], y_pred[held_out], cells))
+            scored.append(scores(_SELECTION, ClassPredictions(labels, y_pred[held_out])))
         return scored, FOLDS - len(folds)
 
     def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
         """Fit a classifier with the interface of scikit-learn to erased rows, and score it."""
-        model, target = clone_with_seed(head.spec, self.seed), self.train.task.copy()
+        model, target = clone_with_seed(head.spec, self.seed), self.train.codes.task.copy()
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -313,62 +285,39 @@ class Job:
     def _add_scores(self, record: Record, y_pred: NDArray[Any]) -> Record:
         """Return the record with the metrics of the predictions on the test rows."""
         plan = self.plan
-        custom = {metric.name: metric.spec for metric in plan.metrics}
         if isinstance(plan.task, Columns):
-            y_pred = as_quantities(y_pred, self.test.task.shape)
-            quantities = QuantityPredictions(self.test.task, y_pred, self._concept_values)
-            return add_scores(record, quantities, custom)
-        if self._n_unknown_class:
+            y_pred = as_quantities(y_pred, self.test.codes.task.shape)
+            quantities = QuantityPredictions(self.test.codes.task, y_pred)
+            return add_scores(record, quantities, plan.metrics)
+        if n_unknown := int((~np.isin(self.test.codes.task, self.classes)).sum()):
             note = (
-                f"{self._n_unknown_class} test rows have a class of the task that no training row "
-                "has; they count as errors"
+                f"{n_unknown} test rows have a class of the task that no training row has; they "
+                "count as errors"
             )
             record = dataclasses.replace(record, notes=(*record.notes, note))
-        y_pred = as_codes(y_pred, len(self.test.task), self.classes)
+        y_pred = as_codes(y_pred, len(self.test.codes.task), self.classes)
         if plan.test is not None:
             record = dataclasses.replace(record, y_pred=tuple(y_pred.tolist()))
-        predictions = ClassPredictions(self._test_labels, y_pred, plan.task.classes)
-        return add_scores(record, predictions, custom)
-
-    @cached_property
-    def _test_labels(self) -> TestLabels:
-        return self.plan.test_labels(self.split.test)
-
-    @cached_property
-    def _concept_values(self) -> Float | None:
-        """Test values (n,) of a single concept of one column or two classes, else None."""
-        concept, *others = self.plan.concepts.values()
-        if others:
-            return None
-        if isinstance(concept, Columns):
-            values = concept.values[self.split.test]
-            return values[:, 0] if values.shape[1] == 1 else None
-        is_binary = len(concept.classes) == 2
-        return concept.codes[self.split.test].astype(np.float64) if is_binary else None
-
-    @cached_property
-    def _n_unknown_class(self) -> int:
-        """Number of test rows whose class of the task does not occur in the training rows."""
-        return int((~np.isin(self.test.task, self.classes)).sum())
+        predictions = ClassPredictions(self.test.codes, y_pred, plan.task.classes)
+        return add_scores(record, predictions, plan.metrics)
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
     """Return the fold (n,) of each row; cells are spread evenly, and groups are not divided."""
-    n = len(cells)
-    fold = np.empty(n, dtype=np.intp)
+    fold = np.empty(len(cells), dtype=np.intp)
     if groups is None:
-        order = np.random.default_rng(seed).permutation(n)
+        order = np.random.default_rng(seed).permutation(len(cells))
         order = order[np.argsort(cells[order], kind="stable")]
-        fold[order] = np.arange(n) % FOLDS
+        fold[order] = np.arange(len(cells)) % FOLDS
         return fold
     groups = fill_missing_groups(groups)
-    n_groups = len(np.unique(groups))
-    if n_groups < FOLDS:
+    folds = probes.folds_of(cells, groups, seed)
+    if not folds:
         raise NotEnoughDataError(
-            f"the training rows have {n_groups} groups, too few for the {FOLDS} folds that select "
-            "alpha; pass one alpha, or validation rows of at least "
+            f"the training rows have {len(np.unique(groups))} groups, too few for the {FOLDS} "
+            "folds that select alpha; pass one alpha, or validation rows of at least "
             f"{heads.MIN_CELL} per cell"
         )
-    for f, (_, held_out) in enumerate(probes.folds_of(cells, groups, seed)):
+    for f, (_, held_out) in enumerate(folds):
         fold[held_out] = f
     return fold

@@ -57,7 +57,6 @@ def fit(
     penalties: Float,
     *,
     sample_weights: Float | None = None,
-    gram: Float | None = None,
     tol: float | None = None,
     max_iter: int = 400,
 ) -> Fits:
@@ -65,9 +64,8 @@ def fit(
 
     `rows`, (n, d), are roughly centred and of unit mean variance. `y` (n,) holds class codes.
     `penalties` is (d, J), or (J,) for one penalty of all features. `sample_weights`, (n, J), have
-    column sums 1; the default is 1 / n. `gram` is rows^T rows / n. `tol` is the largest absolute
-    gradient entry at a solution; the default is 1e-7, or 1e-5 if a problem has more than 2,000
-    weights.
+    column sums 1; the default is 1 / n. `tol` is the largest absolute gradient entry at a solution;
+    the default is 1e-7, or 1e-5 if a problem has more than 2,000 weights.
     """
     n, d = rows.shape
     penalties = np.asarray(penalties, dtype=np.float64)
@@ -81,7 +79,7 @@ def fit(
         np.broadcast_to(penalties, (d, J)),
         np.full((n, 1), 1.0 / n) if sample_weights is None else sample_weights,
     )
-    hessian = _Hessian.of(problem, gram)
+    hessian = _Hessian.of(problem)
     u = np.zeros((d + 1, J, width))
     u[-1] = problem.initial_intercepts()
     converged = np.zeros(J, dtype=bool)
@@ -201,20 +199,18 @@ class _Problem:
 
 
 class _Hessian:
-    """Approximate Hessian: D (c V diag(l) V^T + ridge I) D for weights, and c for intercepts.
+    """Approximate Hessian: D (c V diag(l) V^T + ridge I) D for weights, and c for intercepts."""
 
-    V diag(l) V^T is the eigendecomposition of D^{-1} S D^{-1}. The diagonal matrix D has the
-    diagonal `scale`. The square of its entry for a feature is the penalty of the feature divided by
-    the mean penalty over features, averaged over problems. `ridge` (J,) is the mean of
-    penalty / D^2 over features, and `curvature` (J, C) is c.
-    """
+    # V diag(l) V^T is the eigendecomposition of D^{-1} S D^{-1}. D has the diagonal `scale`, whose
+    # square is the penalty of a feature over the mean penalty, averaged over problems. `ridge` (J,)
+    # is the mean of penalty / D^2 over features, and `curvature` (J, C) is c.
 
     def __init__(self, vectors: Float | None, values: Float, scale: Float, ridge: Float) -> None:
         self.vectors, self.values, self.scale, self.ridge = vectors, values, scale, ridge
         self.curvature: Float = np.full((len(ridge), 1), 0.25)
 
     @classmethod
-    def of(cls, problem: _Problem, gram: Float | None) -> _Hessian:
+    def of(cls, problem: _Problem) -> _Hessian:
         mean = np.maximum(problem.penalty.mean(axis=0), np.finfo(np.float64).tiny)
         scale = np.sqrt(np.mean(problem.penalty / mean, axis=1))
         if not scale.all():
@@ -222,10 +218,8 @@ class _Hessian:
         ridge = np.mean(problem.penalty / scale[:, None] ** 2, axis=0)
         rows = problem.rows
         if rows.shape[1] > _MAX_DENSE_FEATURES:
-            variances = np.mean(rows**2, axis=0) if gram is None else np.diag(gram)
-            return cls(None, variances / scale**2, scale, ridge)
-        S = rows.T @ rows / len(rows) if gram is None else gram
-        S = S / scale / scale[:, None]
+            return cls(None, np.mean(rows**2, axis=0) / scale**2, scale, ridge)
+        S = rows.T @ rows / len(rows) / scale / scale[:, None]
         values, vectors = scipy.linalg.eigh((S + S.T) / 2, driver="evd", check_finite=False)
         return cls(vectors, np.maximum(values, 0.0), scale, ridge)
 

@@ -9,11 +9,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import statistics
-from splince_fast.evaluation.data import FEW_ROWS
+from splince_fast.evaluation.data import FEW_ROWS, Codes, Float
 from splince_fast.evaluation.metrics import (
     OF_CLASSES,
     CellAccuracy,
@@ -27,9 +26,6 @@ from splince_fast.evaluation.statistics import Difference, Interval
 from splince_fast.evaluation.text_table import Table, signed
 from splince_fast.exceptions import InputError
 from splince_fast.labels.names import listed
-
-Codes = NDArray[np.intp]
-Float = NDArray[np.float64]
 
 # Matches the numbers in a note or reason, but not digits inside names.
 _NUMBER = re.compile(r"(?<![\w'])(\d[\d,.]*(e[+-]?\d+)?|inf\b)")
@@ -236,10 +232,7 @@ class Measurements:
     def _bootstrap(
         self, metric: str, head: str, *erasers: str
     ) -> tuple[float, float, float] | None:
-        """Return limits and p of a metric, or of its difference between two erasers.
-
-        None if the split is not fixed, or if predicted classes do not give the metric.
-        """
+        """Return limits and p of a metric or a difference; None if it has no bootstrap values."""
         found = []
         for eraser in erasers:
             if (key := (metric, head, eraser)) not in self._bootstrapped:
@@ -359,9 +352,8 @@ class Measurements:
         Returns
         -------
         Verdict
-            ``order`` (all erasers, the best first), ``leaders`` (the best eraser and those that are
-            not significantly worse), ``confirmed`` (the eraser that is significantly better than
-            every other one, or None) and ``n_seeds``.
+            Named tuple of ``order``, ``leaders`` (the best eraser and those that are not
+            significantly worse), ``confirmed`` (significantly better than all) and ``n_seeds``.
         """
         lower = self.metric(metric).lower_is_better
         if lower is None:

@@ -19,20 +19,19 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.warn import warn
 from splince_fast.evaluation.data import (
+    Codes,
+    Float,
     cells_of_groups,
     class_codes,
     common_codes,
     counts_per_code,
 )
-from splince_fast.evaluation.records import CellCount, CustomMetric, Record, TestLabels
+from splince_fast.evaluation.records import CellCount, PartLabels, Record
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceError, SplinceWarning
 from splince_fast.labels import ClassCodes, ClassName, Encoded, names_array
 from splince_fast.labels.encoded import observed
 from splince_fast.labels.positions import check_index
-
-Float = NDArray[np.float64]
-Codes = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +211,6 @@ def _encode_labels(y_true: object, y_pred: object) -> tuple[int, Codes, Codes]:
     return len(true.classes), *common_codes(true, predicted)
 
 
-# An erased feature counts as constant if its standard deviation is below this fraction of the root
-# mean variance of the unerased features. A prediction counts as constant if its range is below this
-# fraction of the range of the task.
-ROUNDING = 2.0**-32
-
-
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A metric of :func:`compare`, with its direction.
@@ -261,7 +254,7 @@ class TableMetric(Metric):
 class ClassPredictions:
     """Predicted classes and true labels of test rows."""
 
-    labels: TestLabels
+    labels: PartLabels
     y_pred: Codes  # (n,) codes of predicted classes of the task
     classes: tuple[ClassName, ...] = ()  # classes of the task
 
@@ -290,7 +283,6 @@ class QuantityPredictions:
 
     y_true: Float  # (n, k)
     y_pred: Float  # (n, k)
-    concept: Float | None  # (n,) a concept of one column or two classes; None for others
 
     def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Arguments of custom metrics: copies of `y_true` and `y_pred`, (n,) if k = 1."""
@@ -368,17 +360,6 @@ def _r2(predictions: QuantityPredictions) -> float:
     return 1 - error / variance if variance else math.nan
 
 
-def _concept_correlation(predictions: QuantityPredictions) -> float | None:
-    concept = predictions.concept
-    if concept is None or not np.ptp(concept) > 0:
-        return None
-    # The correlation with a constant is undefined: leave out predictions that are constant up to
-    # rounding error.
-    varied = np.ptp(predictions.y_pred, axis=0) > ROUNDING * np.ptp(predictions.y_true, axis=0)
-    columns = predictions.y_pred.T[varied]
-    return max((abs(float(np.corrcoef(c, concept)[0, 1])) for c in columns), default=None)
-
-
 OF_CLASSES: dict[str, TableMetric] = {
     "accuracy": TableMetric(
         lambda p: np.mean(p.labels.task == p.y_pred), False, "accuracy", fraction_of="rows",
@@ -406,11 +387,6 @@ OF_QUANTITIES: dict[str, TableMetric] = {
     "mse": TableMetric(
         lambda p: np.mean((p.y_true - p.y_pred) ** 2), True, "MSE", bounded=False,
         definition="mean squared error on test rows",
-    ),
-    "concept_correlation": TableMetric(
-        _concept_correlation, True, "|corr concept|",
-        definition="absolute correlation of prediction and concept on test rows; the largest over "
-        "columns for a task of several columns",
     ),
 }  # fmt: skip
 METRICS = OF_CLASSES | OF_QUANTITIES | {
@@ -445,8 +421,8 @@ METRICS = OF_CLASSES | OF_QUANTITIES | {
 }  # fmt: skip
 # Columns of a summary: metrics of heads, then metrics of erasers.
 SUMMARY = (
-    "worst_group", "accuracy", "tpr_gap", "r2", "mse", "concept_correlation", "probe_accuracy",
-    "probe_auc", "probe_r2", "kept_covariance", "distortion",
+    "worst_group", "accuracy", "tpr_gap", "r2", "mse", "probe_accuracy", "probe_auc", "probe_r2",
+    "kept_covariance", "distortion",
 )  # fmt: skip
 
 
@@ -520,15 +496,15 @@ def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
     return f"{key}[{concept}]" if len(concepts) > 1 else key
 
 
-def metric_of(key: str, custom: Mapping[str, CustomMetric]) -> TableMetric:
+def metric_of(key: str, custom: Mapping[str, tuple[str, bool | None]]) -> TableMetric:
     """Return the metric of a key, without its function; probe and concept join the label."""
     base, bracket, name = key.partition("[")
     if key in custom:
-        metric = custom[key]
+        label, lower_is_better = custom[key]
+        fraction_of = "rows" if base.endswith("accuracy") else ""
         return TableMetric(
-            None, metric.lower_is_better, metric.label, definition="custom metric",
-            fraction_of="rows" if base.endswith("accuracy") else "", bounded=False,
-        )  # fmt: skip
+            None, lower_is_better, label, "head", "custom metric", fraction_of, bounded=False
+        )
     entry = METRICS.get(base)
     if entry is None:
         probe, _, score = base.rpartition("_")

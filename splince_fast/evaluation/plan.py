@@ -14,7 +14,9 @@ from splince_fast._runtime.rows import check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
 from splince_fast.evaluation.data import (
+    Float,
     Matrix,
+    Rows,
     check_classes,
     class_codes,
     columns_of,
@@ -24,6 +26,7 @@ from splince_fast.evaluation.data import (
     joint_classes,
     labels_of,
     read_rows,
+    values_of,
 )
 from splince_fast.evaluation.erasers import (
     ERASERS,
@@ -33,19 +36,15 @@ from splince_fast.evaluation.erasers import (
     named_components,
 )
 from splince_fast.evaluation.heads import check_alphas, check_rule
-from splince_fast.evaluation.metrics import check_metrics
+from splince_fast.evaluation.metrics import Metric, check_metrics
 from splince_fast.evaluation.probes import check_probes
-from splince_fast.evaluation.records import PATH, TestLabels
+from splince_fast.evaluation.records import PATH, PartLabels
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 from splince_fast.labels.encoded import observed
 from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
-
-Float = NDArray[np.float64]
-Rows = NDArray[np.intp]
-Mask = NDArray[np.bool_]
 
 HEADS = ("retrained", "frozen", "unregularised")
 _PARTS = {"train": 0, "validation": 1, "test": 2, False: 0, True: 2}
@@ -70,7 +69,7 @@ class ComparisonPlan:
     alphas: tuple[float, ...]
     select: str
     probes: tuple[Component, ...]
-    metrics: tuple[Component, ...]
+    metrics: dict[str, Metric]  # custom metrics
     test: NDArray[np.int8] | None  # part of each row: 0 training, 1 validation, 2 test, -1 none
     fingerprint: str
     notes: tuple[str, ...]
@@ -89,39 +88,28 @@ class ComparisonPlan:
         return {self.task_name: self.task, **self.concepts}
 
     @property
-    def usable(self) -> Mask:
+    def usable(self) -> NDArray[np.bool_]:
         """Mask (n,) of the rows that have every label."""
         return np.asarray(np.all([has_label(c) for c in self.variables.values()], axis=0))
 
     def part(self, numbers: Rows, rows: Float) -> SplitPart:
         """Combine scaled `rows` with the labels of the rows `numbers` of X."""
-        task = self.task
-        return SplitPart(
-            rows,
-            task.codes[numbers] if isinstance(task, ClassCodes) else task.values[numbers],
-            self._concept_labels(numbers),
-            None if self.cells is None else self.cells.codes[numbers],
-            None if self.groups is None else fill_missing_groups(self.groups[numbers]),
-            {name: labels_of(column, numbers) for name, column in self.variables.items()},
-        )
+        labels = {name: labels_of(column, numbers) for name, column in self.variables.items()}
+        return SplitPart(rows, self.codes(numbers), self._concept_labels(numbers), labels)
 
     def _concept_labels(self, numbers: Rows) -> ConceptLabels:
         """Concept labels of the rows `numbers`, in the form that estimators receive."""
         if self.concept_codes is not None:
             return self.concept_codes.codes[numbers]
-        columns = {
-            name: c.values[numbers] if isinstance(c, Columns) else c.codes[numbers]
-            for name, c in self.concepts.items()
-        }
+        columns = {name: values_of(c)[numbers] for name, c in self.concepts.items()}
         if all(isinstance(c, Columns) for c in self.concepts.values()):
             return np.concatenate(list(columns.values()), axis=1)
         return columns
 
-    def test_labels(self, numbers: Rows) -> TestLabels:
-        """Labels of the test rows `numbers`, for a task of classes."""
-        assert isinstance(self.task, ClassCodes)
-        return TestLabels(
-            self.task.codes[numbers],
+    def codes(self, numbers: Rows) -> PartLabels:
+        """Codes of the labels of the rows `numbers` of X."""
+        return PartLabels(
+            values_of(self.task)[numbers],
             None if self.concept_codes is None else self.concept_codes.codes[numbers],
             None if self.cells is None else self.cells.codes[numbers],
             None if self.groups is None else fill_missing_groups(self.groups[numbers]),
@@ -130,40 +118,26 @@ class ComparisonPlan:
     def split(self, seed: int, p: float | None) -> Split:
         """Split of a seed at an association level."""
         if self.test is not None:
-            split = self._fixed_split(seed)
-        elif p is None or self.protocol is None or self.sizes is None:
-            split = splits.natural_split(self.usable, random_state=seed, groups=self.groups)
-        else:
-            split = self.protocol.split(p, self.sizes, seed)
-        if not len(split.train) or not len(split.test):
-            raise NotEnoughDataError(
-                f"the split has {len(split.train)} training and {len(split.test)} test rows, of "
-                f"{int(self.usable.sum())} rows with every label, and needs both; check test= and "
-                "groups= (all rows of a group, and all rows without a group, are in one part)"
-            )
-        return split
+            return self._fixed_split(seed)
+        if p is None or self.protocol is None or self.sizes is None:
+            return splits.natural_split(self.usable, random_state=seed, groups=self.groups)
+        return self.protocol.split(p, self.sizes, seed)
 
     def _fixed_split(self, seed: int) -> Split:
         """Return the split that `test` fixes; draw validation rows if `test` marks none."""
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
-        if not len(validation):
-            train, validation = self._draw_validation(train, np.random.default_rng(seed))
+        if not len(validation):  # a tenth of the training rows, in whole groups
+            _, validation, train = splits.random_parts(train, self.groups, seed, (0.0, 0.1))
+            if self.groups is not None:
+                train, validation = np.sort(train), np.sort(validation)
+                if not len(train):
+                    raise NotEnoughDataError(
+                        "the training rows are one group, so validation rows cannot be drawn; mark "
+                        "validation rows in test=, with the names 'train', 'validation' and 'test'"
+                    )
         missing = len(part) - int(self.usable.sum())
         return Split(train, validation, test, None, missing, ())
-
-    def _draw_validation(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """Move a tenth of the training rows (whole groups) to a validation part; return both."""
-        if self.groups is None:
-            order = rng.permutation(train)
-            return order[len(order) // 10 :], order[: len(order) // 10]
-        part, _ = splits.parts_of_groups(self.groups, train, rng, (0.0, 0.1))
-        if not (part[train] == 2).any():
-            raise NotEnoughDataError(
-                "the training rows are one group, so validation rows cannot be drawn; mark "
-                "validation rows in test=, with the names 'train', 'validation' and 'test'"
-            )
-        return train[part[train] == 2], train[part[train] == 1]
 
 
 def make_plan(
@@ -193,8 +167,10 @@ def make_plan(
     if test is not None and n_seeds != 1:
         raise InputError("test= is one split; pass n_seeds=1 with it")
     check_rule(select)
-    probes = check_probes(leakage, "leakage")
-    notes = _probe_notes(probes, [k for k, c in concepts.items() if isinstance(c, Columns)])
+    quantity = next((name for name, c in concepts.items() if isinstance(c, Columns)), "")
+    probes = check_probes(leakage, "leakage", quantity)
+    others = " or ".join(probe.name for probe in probes if probe.spec != "linear")
+    note = f"a quantity, such as {quantity!r}, has only the linear probe, not {others}"
     check_values(rows, "X")
     codes = None if groups is None else class_codes(groups, "groups", n)
     if codes is not None and parts is not None:
@@ -208,27 +184,13 @@ def make_plan(
         seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
         protocol=protocol, sizes=_sizes(sizes, protocol, levels),
         alphas=check_alphas(alphas), select=select, probes=probes,
-        metrics=tuple(Component(k, m) for k, m in check_metrics(metrics).items()),
-        test=parts, fingerprint=fingerprint(rows, {"": y, **concepts}, group_codes, parts),
-        notes=notes,
+        metrics=check_metrics(metrics), test=parts,
+        fingerprint=fingerprint(rows, {"": y, **concepts}, group_codes, parts),
+        notes=(note,) if quantity and others else (),
     )  # fmt: skip
     if int(plan.usable.sum()) < 4:
         raise LabelError("fewer than four rows have every label; check that the labels belong to X")
     return plan
-
-
-def _probe_notes(probes: tuple[Component, ...], quantities: list[str]) -> tuple[str, ...]:
-    """Return a note if some probes are not computed for the concepts `quantities`, else ()."""
-    others = [probe.name for probe in probes if probe.spec != "linear"]
-    if not others or not quantities:
-        return ()
-    text = f"a quantity, such as the concept {quantities[0]!r}, has only the linear probe"
-    if len(others) == len(probes):
-        raise InputError(
-            f"{text}; pass leakage=('linear',), with other probes for concepts of classes, or "
-            "divide the quantity into classes, such as its quartiles"
-        )
-    return (f"{text}, not {' or '.join(others)}",)
 
 
 def _encode(column: object, n: int, name: str, role: str) -> Encoded:

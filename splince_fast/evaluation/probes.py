@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.rows import as_rows, check_values
 from splince_fast.evaluation import logistic
-from splince_fast.evaluation.data import class_codes, has_label
+from splince_fast.evaluation.data import Codes, Float, class_codes, has_label, values_of
 from splince_fast.evaluation.erasers import Component, clone_with_seed, named_components
 from splince_fast.evaluation.heads import decide
 from splince_fast.evaluation.metrics import METRICS
@@ -28,8 +28,6 @@ from splince_fast.labels import Columns, encode_one
 from splince_fast.labels.positions import check_index
 from splince_fast.moments.parameters import check_random_state
 
-Float = NDArray[np.float64]
-Codes = NDArray[np.intp]
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # numbers of training rows and of scored rows
 
 FOLDS = 5  # number of folds of the held-out rows
@@ -43,12 +41,17 @@ _ROUNDING_FACTOR = 64
 
 
 class ProbeTarget(NamedTuple):
-    """Class codes (n,), and folds of the rows; `reason` says why `folds` is empty."""
+    """Labels of a concept, and folds of the rows; `reason` says why `folds` is empty."""
 
-    codes: Codes
-    n_classes: int
+    labels: NDArray[Any]  # class codes (n,), or values (n, k) of a quantity
+    n_classes: int  # 0 for a quantity
     folds: Sequence[Fold]
     reason: str
+
+    @property
+    def chance(self) -> float:
+        """Fraction of the most frequent class; 0 for a quantity."""
+        return float(np.bincount(self.labels).max() / len(self.labels)) if self.n_classes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,7 @@ class Probe:
     name: str
     accuracy: float
     auc: float  # for more than two classes, the macro average of the one-vs-rest AUCs
-    # 1 - SSE / SST of a quantity, over the scored rows of a fold and summed over label columns. SST
-    # is the squared error of predicting the mean of the fold's training rows.
-    r2: float
+    r2: float  # of a quantity, relative to the mean of the fold's training rows
     chance: float  # fraction of the most frequent class; 0 for a quantity
 
     def scores(self) -> dict[str, float]:
@@ -86,8 +87,8 @@ class Leakage:
         raise KeyError(name)
 
 
-def check_probes(probes: object, name: str) -> tuple[Component, ...]:
-    """Return the probes with their names, which may not be those of other metrics."""
+def check_probes(probes: object, name: str, quantity: str) -> tuple[Component, ...]:
+    """Return the named probes of concepts, one of which is the quantity `quantity` ("": none)."""
     if probes is None:
         raise InputError(f"{name} is None; pass 'linear', or classifiers")
     components = named_components(probes, ("linear",), "probe")
@@ -96,6 +97,11 @@ def check_probes(probes: object, name: str) -> tuple[Component, ...]:
             raise InputError(
                 f"{name} has a probe named {probe.name!r}, as a metric is; pass another name"
             )
+    if quantity and components and all(probe.spec != "linear" for probe in components):
+        raise InputError(
+            f"a quantity, such as {quantity!r}, has only the linear probe; pass "
+            f"{name}=('linear',), or divide the quantity into classes, such as its quartiles"
+        )
     return components
 
 
@@ -125,7 +131,7 @@ def leakage(
         Labels of the concept: classes, or floats for a quantity. Rows without a label are left out.
     probes : sequence or mapping
         "linear", or classifiers of scikit-learn, such as ``MLPClassifier()``; the keys of a mapping
-        are their names. They are fitted to features of unit variance. A quantity has only "linear".
+        are their names. A quantity has only "linear".
     groups : column of shape (n,), optional
         Groups of rows that depend on each other, such as versions of one sentence. All rows of a
         group are in one of the five folds; versions of a sentence in different folds would give an
@@ -148,7 +154,6 @@ def leakage(
     >>> result["linear"].accuracy > 0.9
     True
     """
-    components = check_probes(probes, "probes")
     random_state = check_random_state(random_state, bits=32)  # limit of scikit-learn
     check_index(X_fresh, z_fresh, "z_fresh")
     check_index(X_fresh, groups, "groups")
@@ -158,25 +163,17 @@ def leakage(
     eps = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 0.0
     constant_tol = _ROUNDING_FACTOR * eps * np.abs(rows).max(axis=0, initial=0.0)
     encoded = encode_one(z_fresh, len(rows), name="z_fresh", of="X_fresh")
+    components = check_probes(probes, "probes", "z_fresh" * isinstance(encoded, Columns))
     labelled, group_codes = has_label(encoded), None
     if groups is not None:
         group_codes = class_codes(groups, "groups", len(rows), of="X_fresh").codes[labelled]
-    rows = rows[labelled]
-    if isinstance(encoded, Columns):
-        if all(probe.spec != "linear" for probe in components):
-            raise InputError("a quantity has only the linear probe; pass probes=('linear',)")
-        return probe_quantity(
-            rows, encoded.values[labelled], groups=group_codes, random_state=random_state,
-            constant_tol=constant_tol,
-        )  # fmt: skip
-    classes, codes = np.unique(encoded.codes[labelled], return_inverse=True)
-    target = target_of(codes, len(classes), group_codes, random_state)
-    return probe_classes(
-        rows, target, components, random_state=random_state, constant_tol=constant_tol
+    target = target_of(values_of(encoded)[labelled], group_codes, random_state)
+    return score_probes(
+        rows[labelled], target, components, random_state=random_state, constant_tol=constant_tol
     )
 
 
-def probe_classes(
+def score_probes(
     rows: Float,
     target: ProbeTarget,
     probes: Sequence[Component],
@@ -188,8 +185,11 @@ def probe_classes(
     codes, n_classes, folds, reason = target
     if reason:
         return Leakage((), n_classes, reason)
-    chance = float(np.bincount(codes).max() / len(codes))
-    centred = _centred(rows, constant_tol)
+    chance, centred = target.chance, _centred(rows, constant_tol)
+    if not n_classes:
+        r2 = _ridge_r2(None if centred is None else rows, target)
+        scored = Probe("linear", math.nan, math.nan, r2, chance)
+        return Leakage((scored,) * any(probe.spec == "linear" for probe in probes), 0, "")
     if centred is None:
         # Every probe predicts the most frequent class of the training rows.
         hits = [np.mean(codes[test] == np.bincount(codes[train]).argmax()) for train, test in folds]
@@ -207,10 +207,16 @@ def probe_classes(
     return Leakage(tuple(results), n_classes, "")
 
 
-def target_of(codes: Codes, n_classes: int, groups: Codes | None, random_state: int) -> ProbeTarget:
-    """Return the target of rows that all have a class, with folds or the reason for no folds."""
-    counts = np.bincount(codes, minlength=n_classes)
-    reason = ""
+def target_of(labels: NDArray[Any], groups: Codes | None, random_state: int) -> ProbeTarget:
+    """Return the target of rows that all have a label, with folds or the reason for no folds."""
+    if labels.ndim == 2:
+        if len(labels) < 2 * FOLDS or not np.ptp(labels, axis=0).any():
+            return ProbeTarget(labels, 0, [], "too few held-out rows, or a constant quantity")
+        folds = folds_of(labels, groups, random_state)
+        reason = "" if folds else f"fewer groups than the {FOLDS} folds"
+        return ProbeTarget(labels, 0, folds, reason)
+    classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    n_classes, reason = len(classes), ""
     if n_classes < 2:
         text = "1 class" if n_classes else "0 classes"
         reason = f"the held-out rows have {text} of the concept"
@@ -227,17 +233,20 @@ def target_of(codes: Codes, n_classes: int, groups: Codes | None, random_state: 
     return ProbeTarget(codes, n_classes, folds, reason)
 
 
-def folds_of(codes: Codes, groups: Codes | None, random_state: int) -> list[Fold]:
-    """Folds that do not divide groups, stratified by codes; none if there are too few groups."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+def folds_of(labels: NDArray[Any], groups: Codes | None, random_state: int) -> list[Fold]:
+    """Folds that divide no group, stratified by class codes; none if there are too few groups."""
+    from sklearn import model_selection as sk
 
     if groups is not None and len(np.unique(groups)) < FOLDS:
         return []
-    splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
+    if labels.ndim == 2:
+        splitter = sk.KFold if groups is None else sk.GroupKFold
+    else:
+        splitter = sk.StratifiedKFold if groups is None else sk.StratifiedGroupKFold
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # warns if a code has few rows
+        warnings.simplefilter("ignore", UserWarning)  # warns if a class has few rows
         folds = splitter(FOLDS, shuffle=True, random_state=random_state)
-        return list(folds.split(codes[:, None], codes, groups))
+        return list(folds.split(labels, labels, groups))
 
 
 def _centred(rows: Float, constant_tol: Float | float) -> Float | None:
@@ -249,13 +258,11 @@ def _centred(rows: Float, constant_tol: Float | float) -> Float | None:
 
 
 def _linear_scores(rows: Float, target: ProbeTarget) -> list[Float]:
-    """Scores (n, C) of the linear probe on the test rows of each fold; (n, 1) for two classes.
-
-    All folds are fitted in one batch on the same unstandardised rows. To this end, the penalty
-    |w|^2 on weights of standardised features is written as sum_k s_k^2 u_k^2, where s_k is the
-    standard deviation of feature k in a fold and u = w / s. A feature that is constant in a fold
-    receives the largest penalty of the fold, which makes its weight negligible.
-    """
+    """Scores (n, C) of the linear probe on the test rows of each fold; (n, 1) for two classes."""
+    # All folds are fitted in one batch on the same unstandardised rows: the penalty |w|^2 on
+    # weights of standardised features is sum_k s_k^2 u_k^2, with s_k the standard deviation of
+    # feature k in a fold and u = w / s. A feature that is constant in a fold receives the largest
+    # penalty of the fold, which makes its weight negligible.
     weights = np.zeros((len(rows), len(target.folds)))
     for j, (train, _) in enumerate(target.folds):
         weights[train, j] = 1.0 / len(train)
@@ -269,7 +276,9 @@ def _linear_scores(rows: Float, target: ProbeTarget) -> list[Float]:
     used = varies.any(axis=1)
     features = np.ascontiguousarray(rows[:, used])
     penalties = ALPHA * np.where(varies, deviations, largest)[used] ** 2
-    fits = logistic.fit(features, target.codes, target.n_classes, penalties, sample_weights=weights)
+    fits = logistic.fit(
+        features, target.labels, target.n_classes, penalties, sample_weights=weights
+    )
     return [
         features[held_out] @ fits.weights[j].T + fits.intercepts[j]
         for j, (_, held_out) in enumerate(target.folds)
@@ -287,7 +296,7 @@ def _classifier_scores(
         _, singular_values, directions = np.linalg.svd(X_train, full_matrices=False)
         directions = directions[singular_values > _CONSTANT_RTOL * singular_values[0]].T
         X_train, X_test = X_train @ directions, X_test @ directions
-        model = clone_with_seed(spec, random_state).fit(X_train, target.codes[train])
+        model = clone_with_seed(spec, random_state).fit(X_train, target.labels[train])
         if hasattr(model, "predict_proba"):
             log_p = np.log(np.maximum(model.predict_proba(X_test), np.finfo(np.float64).tiny))
             scores.append(log_p[:, 1:] - log_p[:, :1] if target.n_classes == 2 else log_p)
@@ -308,40 +317,23 @@ def _standardised(
     )
 
 
-def probe_quantity(
-    rows: Float,
-    values: Float,
-    *,
-    groups: Codes | None = None,
-    random_state: int = 0,
-    constant_tol: Float | float = 0.0,
-) -> Leakage:
-    """Score a ridge regression of the values (n, k) of a quantity by out-of-fold R^2."""
+def _ridge_r2(rows: Float | None, target: ProbeTarget) -> float:
+    """Return the out-of-fold R^2 of a ridge regression of a quantity; no `rows` if constant."""
     from sklearn.linear_model import Ridge
-    from sklearn.model_selection import GroupKFold, KFold
 
-    if len(rows) < 2 * FOLDS or np.ptp(values, axis=0).max(initial=0.0) == 0.0:
-        return Leakage((), 0, "too few held-out rows, or a constant quantity")
-    if groups is not None and len(np.unique(groups)) < FOLDS:
-        return Leakage((), 0, f"fewer groups than the {FOLDS} folds")
-    splitter = KFold if groups is None else GroupKFold
-    folds = list(
-        splitter(FOLDS, shuffle=True, random_state=random_state).split(rows, groups=groups)
-    )
-    constant = _centred(rows, constant_tol) is None
+    values = target.labels
     rounding = _ROUNDING_FACTOR * np.finfo(np.float64).eps * np.abs(values).max()
     fold_scores = []
-    for train, held_out in folds:
+    for train, held_out in target.folds:
         deviations = residuals = values[held_out] - values[train].mean(axis=0)
         if np.abs(deviations).max() <= rounding:
             continue  # R^2 = 1 - 0 / 0 is undefined
-        if not constant:
+        if rows is not None:
             X_train, X_test = _standardised(rows, train, held_out)
             model = Ridge(alpha=ALPHA * len(train)).fit(X_train, values[train])
             residuals = values[held_out] - model.predict(X_test).reshape(len(held_out), -1)
         fold_scores.append(1 - float(np.sum(residuals**2)) / float(np.sum(deviations**2)))
-    probe = Probe("linear", math.nan, math.nan, float(np.mean(fold_scores)), 0.0)
-    return Leakage((probe,), 0, "")
+    return float(np.mean(fold_scores))
 
 
 def _accuracy_and_auc(scores: Sequence[Float], target: ProbeTarget) -> tuple[float, float]:
@@ -350,7 +342,7 @@ def _accuracy_and_auc(scores: Sequence[Float], target: ProbeTarget) -> tuple[flo
 
     accuracies, aucs = [], []
     for s, (_, held_out) in zip(scores, target.folds, strict=True):
-        codes = target.codes[held_out]
+        codes = target.labels[held_out]
         accuracies.append(np.mean(decide(s) == codes))
         p = s[:, 0] if target.n_classes == 2 else scipy.special.softmax(s, axis=1)
         aucs.append(roc_auc_score(codes, p, multi_class="ovr"))

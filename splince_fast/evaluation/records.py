@@ -72,30 +72,23 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TestLabels:
-    """True labels of the test rows as codes (n,); -1 is a missing label."""
+class PartLabels:
+    """Labels of the rows of one part of a split, as codes (n,); -1 is a missing label."""
 
-    task: Codes
+    task: NDArray[Any]  # values (n, k) of a quantity
     concept: Codes | None  # joint classes of the concepts; None if one is a quantity
     cells: Codes | None  # joint classes of task and concepts; None if one is a quantity
     groups: Codes | None = None
 
-    def take(self, rows: Codes) -> TestLabels:
-        """Return the labels of the rows with the given numbers; a number may repeat."""
+    def take(self, rows: NDArray[Any]) -> PartLabels:
+        """Return the labels of the rows of a mask, or of numbers, which may repeat."""
         others = (self.concept, self.cells, self.groups)
-        return TestLabels(self.task[rows], *(None if c is None else c[rows] for c in others))
+        return PartLabels(self.task[rows], *(None if c is None else c[rows] for c in others))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TestLabels) and all(
+        return isinstance(other, PartLabels) and all(
             map(np.array_equal, dataclasses.astuple(self), dataclasses.astuple(other))
         )
-
-
-class CustomMetric(NamedTuple):
-    """Label and direction of a custom metric."""
-
-    label: str
-    lower_is_better: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +110,10 @@ class Context:
     cells: tuple[str, ...]
     fingerprint: str
     notes: tuple[str, ...]
-    test_labels: TestLabels | None  # of the test rows if the split is fixed
+    test_labels: PartLabels | None  # of the test rows if the split is fixed
     eraser_roles: tuple[str, ...]  # names in the library; "" for a transformer or function
     head_roles: tuple[str, ...]
-    custom_metrics: dict[str, CustomMetric]
+    custom_metrics: dict[str, tuple[str, bool | None]]  # label, and whether lower is better
 
     def eraser_as(self, role: str) -> str | None:
         """Return the name of the first eraser with a role, such as "LEACE", or None."""
@@ -130,10 +123,10 @@ class Context:
     def from_json(cls, entry: Json) -> Context:
         """Convert the fields of a context, read from JSON."""
         fields: Json = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-        labels, custom = fields["test_labels"], fields["custom_metrics"]
+        labels = fields["test_labels"]
         columns: Json = {k: c and np.array(c, np.intp) for k, c in (labels or {}).items()}
-        fields["test_labels"] = TestLabels(**columns) if labels else None
-        fields["custom_metrics"] = {name: CustomMetric(*metric) for name, metric in custom.items()}
+        fields["test_labels"] = PartLabels(**columns) if labels else None
+        fields["custom_metrics"] = {k: tuple(v) for k, v in fields["custom_metrics"].items()}
         return cls(**fields)
 
 

@@ -74,7 +74,9 @@ class Comparison(Measurements):
     def _blocks(self) -> list[list[str] | Table]:
         """Return the lines and tables that are shown: the three sentences come first."""
         first, *others = summary(self)
-        return [[first.sentence, *others, *first.reasons], *tables.overview(self)]
+        lines, remarks = [first.sentence, *others, *first.reasons], tables.remarks(self)
+        shown: list[list[str] | Table] = [lines, tables.heading(self), *tables.summaries(self)]
+        return shown + [remarks] * bool(remarks)
 
     def __str__(self) -> str:
         return "\n\n".join(

@@ -25,14 +25,7 @@ from splince_fast.evaluation.erasers import Component
 from splince_fast.evaluation.heads import ALPHAS
 from splince_fast.evaluation.job import Job
 from splince_fast.evaluation.plan import ComparisonPlan, make_plan
-from splince_fast.evaluation.records import (
-    ERASER_ROW,
-    Context,
-    CustomMetric,
-    Journal,
-    Record,
-    RecordId,
-)
+from splince_fast.evaluation.records import ERASER_ROW, Context, Journal, Record, RecordId
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import InputError, SplinceWarning
@@ -68,10 +61,9 @@ def compare(
 ) -> Comparison:
     """Compare erasers on one data set: leakage, task accuracy and distortion, with intervals.
 
-    For every seed and association level, the rows are split. Erasers and heads are fitted to the
-    training rows, and heads are scored on erased test rows; probes, which predict the concept, are
-    scored by cross-validation within erased test rows. The values do not depend on `n_jobs`, on the
-    order of the jobs, or on interruptions.
+    For every seed and association level, erasers and heads are fitted to training rows, and heads
+    are scored on erased test rows, within which probes for the concept are cross-validated. The
+    values do not depend on `n_jobs`, on the order of the jobs, or on interruptions.
 
     Parameters
     ----------
@@ -89,15 +81,12 @@ def compare(
         transformers. The keys of a mapping replace the names in the result.
 
         A function takes the training rows and a dictionary of their labels: "task" ("kept task" if
-        a concept is named "task") and "concept", or the names of several concepts. It returns a
-        function of rows (m, d) that returns the erased rows, or a :class:`Projection`, or a
-        :class:`ConditionalEraser`.
-
+        a concept is named "task") and "concept", or the names of several concepts. It returns an
+        eraser: a :class:`Projection`, a :class:`ConditionalEraser` or a function of rows (m, d).
         A transformer is fitted to centred and scaled rows by ``fit(X, task, concept=...)``, without
         `concept` if it has no such parameter. The concept is a column of codes of (joint) classes,
-        or a mapping of columns if some concepts are quantities.
-
-        "oracle", "quadratic" and a conditional eraser use the concept labels of all rows.
+        or a mapping of columns if some concepts are quantities. "oracle", "quadratic" and
+        conditional erasers use the concept labels of all rows.
     heads : sequence or mapping
         "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
         rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers.
@@ -199,7 +188,7 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
     heads = (Component(ERASER_ROW, "eraser"), *plan.heads)
     for ((seed, p), split), eraser, head in product(splits.items(), plan.erasers, heads):
         is_head = head.name != ERASER_ROW
-        used = [eraser, head, *(plan.metrics if is_head else plan.probes)]
+        used = [eraser, head, *(() if is_head else plan.probes)]
         settings = {
             "layout": _LAYOUT,
             "data": plan.fingerprint,
@@ -213,7 +202,8 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
             "select": plan.select if is_head else "",
         }
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:20]
-        keys[seed, p, eraser.name, head.name] = key if all(c.role for c in used) else ""
+        known = all(c.role for c in used) and not (is_head and plan.metrics)
+        keys[seed, p, eraser.name, head.name] = key if known else ""
     return keys
 
 
@@ -261,9 +251,7 @@ def _minimum_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[s
 def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[str]) -> Context:
     """Settings and data of the comparison, for the result."""
     first = next(iter(splits.values()))
-    test_labels = None
-    if plan.test is not None and isinstance(plan.task, ClassCodes):
-        test_labels = plan.test_labels(first.test)
+    has_labels = plan.test is not None and isinstance(plan.task, ClassCodes)
     aligned = None if plan.protocol is None else plan.protocol.aligned_class
     if isinstance(aligned, dict):
         aligned = ", ".join(f"{a} to {b}" for a, b in aligned.items())
@@ -274,12 +262,11 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
         alphas=plan.alphas, select=plan.select, probes=tuple(probe.name for probe in plan.probes),
         concepts=tuple(plan.concepts),
         cells=() if plan.cells is None else texts_of(plan.cells.classes),
-        fingerprint=plan.fingerprint, notes=tuple(notes), test_labels=test_labels,
+        fingerprint=plan.fingerprint, notes=tuple(notes),
+        test_labels=plan.codes(first.test) if has_labels else None,
         eraser_roles=tuple(e.role for e in plan.erasers),
         head_roles=tuple(h.role for h in plan.heads),
-        custom_metrics={
-            m.name: CustomMetric(m.spec.label, m.spec.lower_is_better) for m in plan.metrics
-        },
+        custom_metrics={k: (m.label, m.lower_is_better) for k, m in plan.metrics.items()},
     )  # fmt: skip
 
 

@@ -43,6 +43,14 @@ class Split:
     missing: int  # number of rows left out because a label is missing
     notes: tuple[str, ...]  # on smaller sizes, and on an aligned class that chance may have chosen
 
+    def __post_init__(self) -> None:
+        if not len(self.train) or not len(self.test):
+            raise NotEnoughDataError(
+                f"the split has {len(self.train)} training and {len(self.test)} test rows, and "
+                "needs both; check sizes=, test= and groups= (all rows of a group, and all rows "
+                "without a group, are in one part)"
+            )
+
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Numbers of training, validation and test rows."""
@@ -161,11 +169,6 @@ class Protocol:
             notes = (*notes, f"sizes reduced: {text}")
         parts = [_take(pools[cell], counts) for cell, counts in required.items()]
         test, validation, train = map(np.concatenate, zip(*parts, strict=True))
-        if not len(train) or not len(test):
-            raise NotEnoughDataError(
-                f"the split has {len(train)} training and {len(test)} test rows, and needs both; "
-                f"pass sizes that give each of the {len(pools)} cells at least one row"
-            )
         missing = len(self.usable) - int(self.usable.sum())
         return Split(train, validation, test, self.aligned_class, missing, notes)
 
@@ -352,13 +355,18 @@ def natural_split(
 ) -> Split:
     """Split the n usable rows at random: n // 4 test rows, n // 10 validation rows, the rest."""
     rows = np.flatnonzero(usable)
+    test, validation, train = random_parts(rows, groups, random_state, (0.25, 0.1))
+    return Split(train, validation, test, None, len(usable) - len(rows), ())
+
+
+def random_parts(
+    rows: Rows, groups: Rows | None, random_state: int, fractions: tuple[float, float]
+) -> list[Rows]:
+    """Divide rows at random into test, validation and training rows, without dividing groups."""
     rng = np.random.default_rng(random_state)
     if groups is None:
-        n_test, n_validation = len(rows) // 4, len(rows) // 10
-        order = rng.permutation(rows)
-        test, validation, train = np.split(order, [n_test, n_test + n_validation])
-    else:
-        part, rank = parts_of_groups(groups, rows, rng, (0.25, 0.1))
-        order = rows[np.lexsort((rows, rank[rows]))]
-        test, validation, train = (order[part[order] == k] for k in range(3))
-    return Split(train, validation, test, None, len(usable) - len(rows), ())
+        counts = [int(len(rows) * fraction) for fraction in fractions]
+        return np.split(rng.permutation(rows), np.cumsum(counts))
+    part, rank = parts_of_groups(groups, rows, rng, fractions)
+    order = rows[np.lexsort((rows, rank[rows]))]
+    return [order[part[order] == k] for k in range(3)]

@@ -60,10 +60,7 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> tuple[flo
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A paired difference between two methods.
-
-    The test, its statistic and its p values are NaN for fewer than three seeds.
-    """
+    """A paired difference between two methods; a test needs three seeds (NaN for fewer)."""
 
     method: str
     reference: str

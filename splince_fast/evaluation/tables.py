@@ -21,15 +21,13 @@ _HEADS = {
 }
 
 
-def overview(result: Measurements) -> list[list[str] | Table]:
-    """Return the tables of a comparison, lines on its data above, and failures and notes below."""
-    failed = [
+def remarks(result: Measurements) -> list[str]:
+    """Return a line for each failure, and for the first notes."""
+    failed = (
         f"! {eraser}{', ' + head if head else ''}: {reason}"
         for eraser, head, reason in failures(result)
-    ]
-    notes = (f"note: {note}" for note in result.notes[:8])
-    remarks = [*failed, *notes]
-    return [heading(result), *summaries(result), *([remarks] if remarks else [])]
+    )
+    return [*failed, *(f"note: {note}" for note in result.notes[:8])]
 
 
 def failures(result: Measurements) -> list[tuple[str, str, str]]:
@@ -61,10 +59,7 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def summaries(result: Measurements) -> list[Table]:
-    """Return the tables of the metrics for each head, at the default level.
-
-    With several levels, each head also has a table of the headline metric over the levels.
-    """
+    """Return the tables of each head: of metrics at the default level, and over several levels."""
     context, present = result.context, result.metrics
     columns = (
         [m for m in _COLUMNS if m in present],
@@ -81,11 +76,9 @@ def summaries(result: Measurements) -> list[Table]:
 
 
 def summary(result: Measurements, head: str, p: float | None, metrics: Sequence[str]) -> Table:
-    """Return the table of erasers (rows) by metrics (columns), for a head at a level.
-
-    The mark * means that an eraser is significantly better than every other eraser, ? that a worst
-    group has few rows, and ~ that a solver did not converge.
-    """
+    """Return the table of erasers (rows) by metrics (columns), for a head at a level."""
+    # The mark * means that an eraser is significantly better than every other eraser, ? that a
+    # worst group has few rows, and ~ that a solver did not converge.
     context = result.context
     entries = {m: result.metric(m) for m in metrics}
     starred = {

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast.evaluation import spurious_split
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -48,35 +50,15 @@ class Parts:
         return np.arange(len(self.fitted)) >= len(self.train)
 
 
-def split_rows(
-    y: NDArray[Any], z: NDArray[Any], p: float, sizes: tuple[int, int, int], tied: int, seed: int
-) -> list[NDArray[np.intp]]:
-    """Training, validation and test rows: each cell permuted, its first rows test, and so on."""
-    rng = np.random.default_rng(seed)
-    k = len(np.unique(z))
-    parts: list[list[NDArray[np.intp]]] = [[], [], []]
-    for a in (0, 1):
-        for b in range(k):
-            order = rng.permutation(np.flatnonzero((y == a) & (z == b)))
-            share = p / 2 if (a == 1) == (b == tied) else (1 - p) / 2
-            share /= 1 if b == tied else k - 1
-            ends = np.cumsum(
-                [sizes[2] // (2 * k), round(sizes[1] * share), round(sizes[0] * share)]
-            )
-            for part, start, stop in zip((2, 1, 0), (0, *ends[:2]), ends, strict=True):
-                parts[part].append(order[start:stop])
-    return [np.concatenate(part) for part in parts]
-
-
 @cache
 def bug_parts(folder: Path) -> Parts:
     """bug_profession_gender at p = .9, seed 0."""
     X = np.load(folder / "X.npy").astype(np.float64)
     y, z = (np.load(folder / f"{name}.npy").astype(np.intp) for name in "yz")
-    train, validation, test = split_rows(y, z, 0.9, (4000, 600, 1000), 0, 0)
-    X -= X[train].mean(axis=0)
-    X /= np.sqrt(X[train].var(axis=0).mean())
-    return Parts(X, y, z, train, validation, test)
+    split = spurious_split(y, z, p=0.9, sizes=(4000, 600, 1000), aligned_class=0)
+    X -= X[split.train].mean(axis=0)
+    X /= np.sqrt(X[split.train].var(axis=0).mean())
+    return Parts(X, y, z, split.train, split.validation, split.test)
 
 
 def figures(parts: Parts, predicted: NDArray[Any]) -> tuple[float, float, float]:

@@ -12,10 +12,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from splince_fast.baselines import INLP, RLACE
 
 # The suite knows no `concept`, so y takes its part.
-QUICK = [
-    INLP(concept_from="y"),
-    RLACE(concept_from="y", max_steps=40, check_every=20),
-]
+QUICK = [INLP(concept_from="y"), RLACE(concept_from="y", max_steps=40, check_every=20)]
 FURTHER = [INLP(concept_from="y", validation_share=0)]
 ESTIMATORS = QUICK + FURTHER
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from baseline_data import draw
+from processes import script
 
-from splince_fast import InputError, LabelError, baselines
+from splince_fast import InputError, LabelError
 from splince_fast.baselines import INLP, RLACE
 from splince_fast.exceptions import NotEnoughDataError
 
@@ -22,14 +20,7 @@ def test_importing_it_loads_no_scikit_learn() -> None:
         "assert not {'sklearn', 'scipy'} & set(sys.modules); "
         "assert set(b.__all__) <= set(dir(b)); b.INLP; assert 'sklearn' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-@pytest.mark.parametrize("name", baselines.__all__)
-def test_the_weight_of_validation_rows_is_documented(name: str) -> None:
-    text = inspect.getdoc(getattr(baselines, name).fit) or ""
-    _, _, validation = text.partition("\nvalidation : ")
-    assert "rows have weight 1." in validation.partition("\nReturns")[0]
+    script(code)
 
 
 def test_separate_validation_rows_have_weight_1() -> None:

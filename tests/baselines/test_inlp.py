@@ -18,12 +18,7 @@ from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 import splince_fast as sf
-from splince_fast import (
-    InputError,
-    LabelError,
-    NothingErasedWarning,
-    WholeNumbersWarning,
-)
+from splince_fast import InputError, LabelError, NothingErasedWarning, WholeNumbersWarning
 from splince_fast.baselines import INLP, inlp
 
 
@@ -320,8 +315,7 @@ def test_separate_validation_rows_equal_a_mask() -> None:
         INLP().fit(data.X, concept=data.z, validation=(data.X[:, :3], data.z))
 
 
-def test_validation_frames_are_read_as_the_frames_of_the_fit() -> None:
-    pd = pytest.importorskip("pandas")
+def test_validation_frames_are_read_as_the_frames_of_the_fit(pd: Any) -> None:
     data = draw(d=4)
     mask = np.arange(600) >= 450
     X, concept = pd.DataFrame(data.X, columns=list("abcd")), pd.DataFrame({"z": data.z})

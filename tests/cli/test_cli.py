@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
+from processes import run, script
 
 import splince_fast as sf
 from splince_fast._runtime import files
@@ -132,13 +133,14 @@ def test_an_array_of_labels_under_another_name_is_explained(here: Path, told: To
     told(*start, "job=numbers.npy")
 
 
-def test_a_table_without_a_column_of_vectors_names_those_that_fit(here: Path, told: Told) -> None:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+def test_a_table_without_a_column_of_vectors_names_those_that_fit(
+    here: Path, told: Told, pa: Any, pq: Any
+) -> None:
     X = np.load("X.npy")
     fixed = pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), WIDTH)
     columns = {"age": X[:, 0], "a": list(X), "b": fixed}
-    parquet.write_table(pa.table(columns), "t.parquet")
-    parquet.write_table(pa.table({"age": X[:, 0]}), "none.parquet")
+    pq.write_table(pa.table(columns), "t.parquet")
+    pq.write_table(pa.table({"age": X[:, 0]}), "none.parquet")
     advice = "name its column of vectors with --embedding"
     start = ["fit", "t.parquet", "--erase", "age", "-o", "e"]
     assert f"{advice}; its columns of lists are 'a', 'b'\n" in told(*start, code=2)
@@ -165,17 +167,11 @@ def test_integers_that_may_be_quantities_warn(
     [
         (["--method", "leace"], lambda: by_hand(None)),
         (["--keep", "age"], lambda: by_hand("age")),
-        (
-            ["--keep", "job", "--kind", "job=continuous"],
-            lambda: by_hand(job="continuous"),
-        ),
+        (["--keep", "job", "--kind", "job=continuous"], lambda: by_hand(job="continuous")),
     ],
 )
 def test_shards_and_methods(
-    here: Path,
-    told: Told,
-    options: list[str],
-    expected: Callable[[], sf.Projection],
+    here: Path, told: Told, options: list[str], expected: Callable[[], sf.Projection]
 ) -> None:
     labels = ["--labels", "labels.csv", "--erase", "gender"]
     told("fit", "a.npy", "b.npy", *labels, *options, "-o", "e")
@@ -279,8 +275,7 @@ def test_a_warning_of_every_block_is_told_once(
     assert err.startswith("splince-fast: warning: ")
 
 
-def test_parquet_files_of_embeddings_or_of_labels(here: Path, told: Told) -> None:
-    pa = pytest.importorskip("pyarrow", reason="parquet needs the extra parquet")
+def test_parquet_files_of_embeddings_or_of_labels(here: Path, told: Told, pa: Any) -> None:
     from pyarrow import csv, parquet
 
     labels = csv.read_csv("labels.csv")
@@ -808,19 +803,10 @@ def test_other_files_of_arrays_are_read_and_written(
     agree("wide", sf.Projection.load("narrow"))
 
 
-def test_a_file_that_is_one_tensor_stays_one(eraser: sf.Projection, told: Told) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-    X = torch.from_numpy(np.load("X.npy"))
-    torch.save(X, "x.pt")
-    told("apply", "e", "x.pt", "-o", "y.pt")
-    assert torch.equal(torch.load("y.pt"), eraser(X))
-
-
 @pytest.mark.parametrize("content", ["array", "module", "pickle"])
 def test_a_file_of_other_objects_than_tensors_is_an_error_of_one_sentence(
-    eraser: sf.Projection, told: Told, content: str
+    eraser: sf.Projection, told: Told, content: str, torch: Any
 ) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     values = {"array": np.ones((3, WIDTH)), "module": torch.nn.Linear(2, 2), "pickle": Path()}
     torch.save(values[content], "x.pt")
     err = told("apply", "e", "x.pt", "-o", "y.pt", code=2)
@@ -833,9 +819,8 @@ def test_a_file_of_other_objects_than_tensors_is_an_error_of_one_sentence(
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls these tensors prototypes
 @pytest.mark.parametrize("kind", ["sparse", "csr", "quantized", "nested"])
 def test_tensors_that_are_not_dense_are_an_error_of_one_line(
-    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], kind: str
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], kind: str, torch: Any
 ) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     X = torch.from_numpy(np.load("X.npy")).float()
     tensor = {
         "sparse": X.to_sparse,
@@ -854,11 +839,16 @@ def test_tensors_that_are_not_dense_are_an_error_of_one_line(
         conditional(tensor, {"z": z})
 
 
-def test_brain_floats_and_tokens(eraser: sf.Projection, told: Told) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+def test_single_tensors_brain_floats_and_tokens(
+    eraser: sf.Projection, told: Told, torch: Any
+) -> None:
     from safetensors.torch import load_file, save_file
 
-    X = torch.from_numpy(np.load("X.npy")).bfloat16().reshape(30, 10, WIDTH)
+    X = torch.from_numpy(np.load("X.npy"))
+    torch.save(X, "x.pt")
+    told("apply", "e", "x.pt", "-o", "y.pt")
+    assert torch.equal(torch.load("y.pt"), eraser(X))
+    X = X.bfloat16().reshape(30, 10, WIDTH)
     save_file({"h": X}, "x.safetensors")
     told("apply", "e", "x.safetensors", "-o", "y.safetensors")
     assert torch.equal(load_file("y.safetensors")["h"], eraser(X))
@@ -920,8 +910,9 @@ def test_apply_resumes_after_a_kill(eraser: sf.Projection, told: Told, suffix: s
 
 @pytest.mark.parametrize("form", ["fixed", "list", "large"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
-def test_parquet_in_and_out(eraser: sf.Projection, told: Told, form: str, dtype: str) -> None:
-    pa = pytest.importorskip("pyarrow", reason="parquet needs the extra parquet")
+def test_parquet_in_and_out(
+    eraser: sf.Projection, told: Told, form: str, dtype: str, pa: Any
+) -> None:
     from pyarrow import parquet
 
     X = (4 * np.load("X.npy")).astype(dtype)
@@ -949,18 +940,18 @@ def test_parquet_in_and_out(eraser: sf.Projection, told: Told, form: str, dtype:
     assert not Path("o.parquet").exists()
 
 
-def test_an_empty_row_group_before_integers_is_left_out(eraser: sf.Projection, told: Told) -> None:
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+def test_an_empty_row_group_before_integers_is_left_out(
+    eraser: sf.Projection, told: Told, pa: Any, pq: Any
+) -> None:
     X = (10 * np.load("X.npy")).astype(np.int32)
     table = pa.table({"v": pa.array(list(X), pa.list_(pa.int32()))})
-    with parquet.ParquetWriter("groups.parquet", table.schema) as writer:
+    with pq.ParquetWriter("groups.parquet", table.schema) as writer:
         for part in (table.slice(0, 0), table.slice(0, 100), table.slice(100, 0), table.slice(100)):
             writer.write_table(part)
-    assert parquet.ParquetFile("groups.parquet").metadata.num_row_groups > 2  # control
+    assert pq.ParquetFile("groups.parquet").metadata.num_row_groups > 2  # control
     out = told("apply", "e", "groups.parquet", "--embedding", "v", "-o", "out.parquet")
     assert out == f"{N} rows: out.parquet\n"
-    found = np.array(parquet.read_table("out.parquet")["v"].to_pylist())
+    found = np.array(pq.read_table("out.parquet")["v"].to_pylist())
     np.testing.assert_array_equal(found, eraser(X))
 
 
@@ -1015,31 +1006,17 @@ def test_inspect_says_what_a_file_is_not(here: Path, told: Told) -> None:
 # -- the process ---------------------------------------------------------------------------------
 
 
-def run(*argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    source = str(Path(sf.__file__).parent.parent)
-    found = subprocess.run(
-        [sys.executable, "-W", "error", *argv],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": source},
-        timeout=120,
-        check=False,
-    )
-    assert found.returncode == code, found.stderr
-    return found
-
-
 def test_a_real_process(here: Path) -> None:
-    command = ["-m", "splince_fast"]
-    names = ["--erase", "gender", "--keep", "job"]
-    fitted = run(*command, "fit", "X.npy", "--labels", "labels.csv", *names, "-o", "e")
-    assert fitted.stdout.splitlines()[-1].startswith("eraser: e ")
-    assert fitted.stdout.startswith("SPLINCE was fitted")
-    run(*command, "apply", "e", "X.npy", "-o", "out.npy")
+    command = "import runpy; runpy.run_module('splince_fast', run_name='__main__')"
+    fitted = script(command, *shlex.split(KEEP), "-o", "e", flags=("-W", "error"))
+    assert fitted.splitlines()[-1].startswith("eraser: e ")
+    assert fitted.startswith("SPLINCE was fitted")
+    script(command, "apply", "e", "X.npy", "-o", "out.npy", flags=("-W", "error"))
     np.testing.assert_array_equal(np.load("out.npy"), sf.Projection.load("e")(np.load("X.npy")))
-    failed = run(*command, "apply", "e", "X.npy", "-o", "out.npy", code=2)
-    assert failed.stderr == (
-        "splince-fast: error: 'out.npy' exists; name another file, or overwrite it with --force\n"
+    failed = run(command, "apply", "e", "X.npy", "-o", "out.npy")
+    assert (failed.returncode, failed.stderr) == (
+        2,
+        "splince-fast: error: 'out.npy' exists; name another file, or overwrite it with --force\n",
     )
 
 
@@ -1062,7 +1039,7 @@ def test_a_reader_that_has_gone_and_a_terminal_without_letters(here: Path) -> No
 
 def test_control_c_while_it_imports(here: Path) -> None:
     """The first second goes into imports; what they raise is told like a later Ctrl-C."""
-    script = (
+    text = (
         "import sys, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from splince_fast.cli import main\n"
@@ -1073,17 +1050,17 @@ def test_control_c_while_it_imports(here: Path) -> None:
         "sys.meta_path.insert(0, Stop())\n"
         "sys.exit(main(['apply', 'e', 'X.npy', '-o', 'out.npy']))\n"
     )
-    assert run("-c", script, code=130).stderr == "splince-fast: interrupted\n"
+    done = run(text)
+    assert (done.returncode, done.stderr) == (130, "splince-fast: interrupted\n")
 
 
 def test_help_loads_neither_the_demonstration_nor_heavy_libraries(here: Path) -> None:
-    script = (
+    out = script(
         "import sys; from splince_fast.cli import main; assert main(['--version']) == 0; "
         "assert main(['demo', '--help']) == 0; "
         "print(sorted({'matplotlib', 'sklearn', 'torch', 'pandas', 'pyarrow', "
         "'splince_fast.demo.experiment'} & set(sys.modules)))"
     )
-    out = run("-c", script).stdout
     assert out.startswith(f"splince-fast {sf.__version__}\n")
     assert "--no-figure" in out
     assert out.endswith("[]\n")
@@ -1117,22 +1094,21 @@ def test_oracle_is_fitted_and_applied_with_labels(
 
 
 def test_tables_hold_the_labels_that_an_eraser_needs(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch, pa: Any, pq: Any
 ) -> None:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     z = np.array(["a", "b"])[rng.integers(0, 2, 200)]
     X = rng.normal(size=(200, 4)) + (z == "a")[:, None]
     table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 4), "z": z})
-    parquet.write_table(table, "t.parquet")
+    pq.write_table(table, "t.parquet")
     eraser = sf.oracle(sf.Moments().update(X, {"z": z}), erase="z")
     eraser.save("e")
     command = ["apply", "e", "t.parquet", "--embedding", "x", "-o", "u.parquet"]
     told(*command)
-    found = np.stack(parquet.read_table("u.parquet")["x"].to_pylist())
+    found = np.stack(pq.read_table("u.parquet")["x"].to_pylist())
     np.testing.assert_allclose(found, eraser(X, {"z": z}), atol=1e-12)
-    parquet.write_table(table.select(["x"]), "t.parquet")
+    pq.write_table(table.select(["x"]), "t.parquet")
     assert "no column 'z'" in told(*command, "--force", code=2)
 
 

@@ -1,4 +1,4 @@
-"""Small data and a brief run of compare, for the tests beside it."""
+"""Small data, a brief run of compare, and a plain script of its figures, for the tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison
@@ -41,3 +43,41 @@ def changed(result: Comparison, values: dict[str, dict[int, float]]) -> Comparis
             failed = dataclasses.replace(r, values={}, cells=(), path=(), reason="it failed")
             records.append(failed)
     return Comparison(records, result.context)
+
+
+class Script:
+    """The figures of compare by a plain script, for one split: scaled rows, heads, and measures."""
+
+    def __init__(self, X: Any, y: Any, split: Any) -> None:
+        self.X, self.y = X, y
+        self.train, self.validation, self.test = split.train, split.validation, split.test
+        rows = X[self.train]
+        self.mean, self.unit = rows.mean(axis=0), np.sqrt(rows.var(axis=0).mean())
+
+    def scaled(self, rows: Any) -> Any:
+        return (rows - self.mean) / self.unit
+
+    def head(self, rows: Any, alpha: float = 0.01) -> LogisticRegression:
+        model = LogisticRegression(C=1 / (alpha * len(rows)), tol=1e-9, max_iter=5000)
+        return model.fit(self.scaled(rows), self.y[self.train])
+
+    def accuracy(self, model: Any, rows: Any) -> Any:
+        return pytest.approx(np.mean(model.predict(self.scaled(rows)) == self.y[self.test]))
+
+    def distortion(self, erased: Any) -> Any:
+        rows = self.X[self.train]
+        moved, spread = np.sum((erased - rows) ** 2), np.sum((rows - self.mean) ** 2)
+        return pytest.approx(moved / spread, rel=1e-9)
+
+    def kept(self, erased: Any, column: Any) -> float:
+        """Kept squared covariance with a column."""
+        centred = column[self.train] - column[self.train].mean()
+        return float(np.sum((centred @ erased) ** 2) / np.sum((centred @ self.X[self.train]) ** 2))
+
+
+SIZES = (240, 80, 200)
+LEVEL: dict[str, Any] = {"association": 0.8, "aligned_class": 1, "sizes": SIZES}
+
+
+def script(X: Any, y: Any, z: Any) -> Script:
+    return Script(X, y, ev.spurious_split(y, z, p=0.8, sizes=SIZES, aligned_class=1))

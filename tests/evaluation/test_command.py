@@ -52,19 +52,18 @@ def test_a_split_of_your_own(files: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_parquet_file_holds_rows_and_labels(
-    files: Path, capsys: pytest.CaptureFixture[str]
+    files: Path, capsys: pytest.CaptureFixture[str], pa: Any, pq: Any
 ) -> None:
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     X = np.load("embeddings.npy")
     rows = [line.split(",") for line in Path("people.csv").read_text().splitlines()[1:]]
     table = pa.table(
         {"vector": X.tolist(), "gender": [r[1] for r in rows], "job": [r[0] for r in rows]}
     )
-    parquet.write_table(table, "people.parquet")
+    pq.write_table(table, "people.parquet")
     assert main(["compare", "people.parquet", "--embedding", "vector", "--erase", "gender",
                  "--keep", "job", "--seeds", "1", "--alphas", ".1"]) == 0  # fmt: skip
     assert "LEACE" in capsys.readouterr().out
-    parquet.write_table(table.slice(0, 0), "people.parquet")
+    pq.write_table(table.slice(0, 0), "people.parquet")
     assert main(["compare", "people.parquet", "--embedding", "vector", "--erase", "gender",
                  "--keep", "job"]) == 2  # fmt: skip
     assert "has no rows" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import comparisons
 import numpy as np
 import pytest
-from comparisons import data
+from comparisons import LEVEL, data, script
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -25,44 +25,6 @@ def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
 
 
 # -- erasers ----------------------------------------------------------------------------------
-
-
-class Script:
-    """The figures of compare by a plain script, for one split: scaled rows, heads, and measures."""
-
-    def __init__(self, X: Any, y: Any, split: Any) -> None:
-        self.X, self.y = X, y
-        self.train, self.validation, self.test = split.train, split.validation, split.test
-        rows = X[self.train]
-        self.mean, self.unit = rows.mean(axis=0), np.sqrt(rows.var(axis=0).mean())
-
-    def scaled(self, rows: Any) -> Any:
-        return (rows - self.mean) / self.unit
-
-    def head(self, rows: Any) -> LogisticRegression:
-        model = LogisticRegression(C=1 / (0.01 * len(rows)), tol=1e-9, max_iter=5000)
-        return model.fit(self.scaled(rows), self.y[self.train])
-
-    def accuracy(self, model: Any, rows: Any) -> Any:
-        return pytest.approx(np.mean(model.predict(self.scaled(rows)) == self.y[self.test]))
-
-    def distortion(self, erased: Any) -> Any:
-        rows = self.X[self.train]
-        moved, spread = np.sum((erased - rows) ** 2), np.sum((rows - self.mean) ** 2)
-        return pytest.approx(moved / spread, rel=1e-9)
-
-    def kept(self, erased: Any, column: Any) -> float:
-        """Kept squared covariance with a column."""
-        centred = column[self.train] - column[self.train].mean()
-        return float(np.sum((centred @ erased) ** 2) / np.sum((centred @ self.X[self.train]) ** 2))
-
-
-SIZES = (240, 80, 200)
-LEVEL: dict[str, Any] = {"association": 0.8, "aligned_class": 1, "sizes": SIZES}
-
-
-def script(X: Any, y: Any, z: Any) -> Script:
-    return Script(X, y, ev.spurious_split(y, z, p=0.8, sizes=SIZES, aligned_class=1))
 
 
 @pytest.mark.parametrize("by_task", [False, True])
@@ -233,17 +195,6 @@ def test_a_function_gets_the_rows_and_names_of_classes_and_owns_them() -> None:
         assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
 
 
-def test_transformers_of_scikit_learn_are_erasers() -> None:
-    X, y, z = data()
-    erasers = {"scaled": StandardScaler(), "none": "none", "SPLINCE": sf.SPLINCE()}
-    result = run(X, y, z, erasers=erasers)
-    assert not result.failures
-    assert result.mean("residual", eraser="SPLINCE") < 1e-9
-    for metric in ("accuracy", "probe_auc"):  # a scale for each feature erases nothing
-        scaled, none = (result.mean(metric, eraser=e) for e in ("scaled", "none"))
-        assert scaled == pytest.approx(none, abs=0.02)
-
-
 class Narrow(StandardScaler):  # type: ignore[misc]
     def transform(self, X: Any, copy: Any = None) -> Any:
         return super().transform(X, copy)[:, :3]
@@ -320,8 +271,7 @@ def test_what_depends_on_an_object_of_the_caller_is_computed_in_every_run(tmp_pa
 # -- rows -------------------------------------------------------------------------------------
 
 
-def test_tensors_are_rows_and_labels() -> None:
-    torch = pytest.importorskip("torch")
+def test_tensors_are_rows_and_labels(torch: Any) -> None:
     X, y, z = data()
     expected = run(X.astype(np.float32), y, z, association=0.8, aligned_class=1)
     given = torch.tensor(X, dtype=torch.float32, requires_grad=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from comparisons import changed, data, run
 from scipy.stats import t as student
 
 from splince_fast.evaluation import Comparison, statistics
-from splince_fast.evaluation.decision import MIN_GAIN, _Choice, summary
+from splince_fast.evaluation.decision import summary
 
 SEEDS = 6
 
@@ -179,9 +180,11 @@ def test_too_few_seeds_are_said() -> None:
     X, y, z = data(600)
     alone = run(X, y, z, n_seeds=4, heads=("retrained",), erasers=("LEACE",))
     assert alone.decision().sentence == "Use LEACE: no other eraser was compared."
-    two = run(X, y, z, n_seeds=2, heads=("retrained",), erasers=("LEACE", "SAL")).decision()
-    assert two.outcome == "not decided"
-    assert two.sentence.endswith("; a test needs 3 seeds, and 2 have values.")
+    assert "*" not in str(alone)
+    two = run(X, y, z, n_seeds=2, heads=("retrained",), erasers=("LEACE", "SAL"))
+    assert two.verdict("worst_group").confirmed is None
+    assert two.decision().outcome == "not decided"
+    assert two.decision().sentence.endswith("; a test needs 3 seeds, and 2 have values.")
 
 
 def test_the_number_of_seeds_in_the_sentence_narrows_the_interval() -> None:
@@ -241,16 +244,13 @@ def test_an_eraser_is_partial_at_the_level_that_is_decided() -> None:
     assert result.decision(p=0.5).eraser == "SAL"
 
 
-def test_the_least_gain_of_a_bounded_metric_is_absolute(plain: Comparison) -> None:
-    for metric in ("accuracy", "class_accuracy", "tpr_gap"):
-        choice = _Choice(plain, metric, "retrained", 0.8, "none", ["LEACE", "SAL"])
-        assert choice.min_gain == MIN_GAIN, metric
-
-
-def test_a_worst_group_of_few_rows_decides_nothing(plain: Comparison) -> None:
+def test_a_worst_group_of_few_rows_is_marked_and_decides_nothing(plain: Comparison) -> None:
     X, y, z = data(200)
     few = run(X, y, z, n_seeds=3, erasers=("none", "LEACE", "SAL"), heads=("retrained",))
     assert any(cell.n < 20 for cell in few.worst_cells(eraser="LEACE").values())
+    assert "? worst group of fewer than 20 test rows: not reliable" in str(few)
+    assert re.search(r"±\.\d+\?", str(few))
+    assert "not reliable" in few._repr_html_()
     assert few.decision().metric == "accuracy"
     assert plain.decision().metric == "worst_group"  # control
     assert few.decision("worst_group").metric == "worst_group"

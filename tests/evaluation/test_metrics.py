@@ -145,8 +145,7 @@ def test_integers_that_floats_merge_are_classes_of_their_own() -> None:
         assert [row.accuracy for row in ev.group_accuracy(a, b, groups=a).rows] == [0.5, 1.0]
 
 
-def test_classes_that_no_row_has_change_no_number() -> None:
-    pd = pytest.importorskip("pandas")
+def test_classes_that_no_row_has_change_no_number(pd: Any) -> None:
     rng = np.random.default_rng(1)
     y, guess, z = (rng.integers(0, 2, 60) for _ in range(3))
 

@@ -220,8 +220,7 @@ def test_rows_with_nan_are_refused_and_are_not_at_chance(number: float, concept:
         ev.leakage(X, column, probes=("linear",))
 
 
-def test_labels_and_groups_in_another_order_than_the_rows_are_refused() -> None:
-    pd = pytest.importorskip("pandas")
+def test_labels_and_groups_in_another_order_than_the_rows_are_refused(pd: Any) -> None:
     X, z = rows(0, 2)
     frame = pd.DataFrame(X, index=np.arange(1000, 1300)).rename(columns=str)
     column = pd.Series(z, index=frame.index).iloc[::-1]

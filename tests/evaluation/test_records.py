@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,8 @@ import pytest
 from comparisons import data, run
 
 from splince_fast.evaluation import Comparison
-from splince_fast.evaluation.records import Context, Record
-from splince_fast.evaluation.records import TestLabels as Labels
+from splince_fast.evaluation.records import Context, PartLabels
 from splince_fast.exceptions import FileFormatError
-
-ENTRY: dict[str, Any] = {
-    "seed": 3, "p": 0.9, "eraser": "LEACE", "head": "retrained", "alpha": 0.1,
-    "values": {"accuracy": 0.75, "worst_group": 0.5}, "path": [[0.1, {"accuracy": 0.75}]],
-    "cells": [[0, 4, 2], [3, 4, 4]], "reason": "", "notes": ["a note"], "converged": True,
-    "sizes": [20, 4, 8], "y_pred": [0, 1, 1, 0],
-}  # fmt: skip
-
-
-def test_records_are_read_and_written_alike() -> None:
-    record = Record.from_json(ENTRY)
-    assert record.sizes == (20, 4, 8)
-    assert record.path[0] == (0.1, {"accuracy": 0.75})
-    assert record.cells[1].n_correct == 4
-    assert json.loads(json.dumps(dataclasses.asdict(record))) == ENTRY
 
 
 @pytest.mark.parametrize(
@@ -53,11 +36,6 @@ def test_other_records_are_refused_with_a_clear_word(
             Comparison.load(path)
 
 
-def test_records_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Record.from_json(ENTRY).reason = "other"  # type: ignore[misc]
-
-
 def test_labels_of_a_split_of_ones_own_are_in_the_file(tmp_path: Path) -> None:
     X, y, z = data(300)
     part = np.arange(300) % 3 == 0
@@ -72,5 +50,5 @@ def test_labels_of_a_split_of_ones_own_are_in_the_file(tmp_path: Path) -> None:
     assert loaded.interval("accuracy", eraser="LEACE") == result.interval(
         "accuracy", eraser="LEACE"
     )
-    other = Labels(y[part], None, None)  # control
+    other = PartLabels(y[part], None, None)  # control
     assert result.context.test_labels != other

@@ -17,6 +17,9 @@ from comparisons import data, run
 from splince_fast.evaluation import Comparison, figures, report_html
 from splince_fast.exceptions import InputError
 
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
 
 @pytest.fixture(scope="module")
 def small() -> Comparison:
@@ -27,8 +30,6 @@ def small() -> Comparison:
 def test_an_old_file_survives_a_full_disk(
     small: Comparison, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
     target = tmp_path / "report.html"
     target.write_text("old")
 
@@ -46,8 +47,6 @@ def test_an_old_file_survives_a_full_disk(
 
 
 def test_labels_are_text_in_reports_and_figures(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
     X, y, z = data(400)
     task = np.array(["$\\frac", "b$"], dtype=object)[y].tolist()
     concept = ["\udc80lone" if k else "bell\x07" for k in z]
@@ -70,20 +69,8 @@ def test_labels_are_text_in_reports_and_figures(tmp_path: Path) -> None:
     assert "$\\sqrt$" in svg
 
 
-def test_cells_whose_names_would_collide_are_told_apart() -> None:
-    X, y, z = data(400)
-    result = run(
-        X, [("a", "a · b")[k] for k in y], [("b · c", "c")[k] for k in z], n_seeds=1,
-        erasers=("none",),
-    )  # fmt: skip
-    assert len(set(result.context.cells)) == 4
-    assert "'a · b' · 'c'" in result.context.cells
-
-
 @pytest.mark.parametrize("failed", ["retrained", "every head"])
 def test_a_report_leaves_out_figures_that_have_no_values(failed: str) -> None:
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
     plain = run(*data(300))
     records = [
         dataclasses.replace(r, values={}, path=(), cells=(), reason="it failed")
@@ -100,8 +87,6 @@ def test_a_report_leaves_out_figures_that_have_no_values(failed: str) -> None:
 
 
 def test_a_report_on_quantities_has_figures_of_their_metrics() -> None:
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
     X, _, _ = data(300)
     result = run(X, X[:, 1] + X[:, 2], X[:, 0] ** 3, erasers=("none", "LEACE"))
     assert figures.available(result) == ["trade-off"]

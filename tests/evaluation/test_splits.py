@@ -110,29 +110,25 @@ def test_default_sizes_are_feasible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p", "sizes", "match"),
+    ("change", "error", "match"),
     [
-        (1.2, None, "probability"),
-        (True, None, "probability"),
-        (0.5, (10, 1), "sizes"),
-        (0.5, (10, True, 5), "sizes"),
-        (0.5, (0, 1, 5), "at least one"),
+        ({"p": 1.2}, InputError, "probability"),
+        ({"p": True}, InputError, "probability"),
+        ({"sizes": (10, 1)}, InputError, "sizes"),
+        ({"sizes": (10, True, 5)}, InputError, "sizes"),
+        ({"sizes": (0, 1, 5)}, InputError, "at least one"),
+        ({"random_state": -1}, InputError, "random_state is -1"),
+        ({"concept": 0 * Z}, LabelError, "concept has 1 class"),
+        ({"task": 0 * Y}, LabelError, "task has 1 class"),
+        ({"aligned_class": 9}, LabelError, "aligned_class is 9"),
     ],
 )
-def test_parameters_out_of_range_are_refused(p: Any, sizes: Any, match: str) -> None:  # case 7
-    with pytest.raises(InputError, match=match):
-        ev.spurious_split(Y, Z, p=p, sizes=sizes)
-    with pytest.raises(InputError, match="random_state is -1"):
-        ev.spurious_split(Y, Z, p=0.5, random_state=-1)
-
-
-def test_one_class_is_refused() -> None:  # case 7
-    with pytest.raises(LabelError, match="concept has 1 class"):
-        ev.spurious_split(Y, np.zeros(4000, int), p=0.5)
-    with pytest.raises(LabelError, match="task has 1 class"):
-        ev.spurious_split(np.zeros(4000, int), Z, p=0.5)
-    with pytest.raises(LabelError, match="aligned_class is 9"):
-        ev.spurious_split(Y, Z, p=0.5, aligned_class=9)
+def test_arguments_that_give_no_split_are_refused(
+    change: dict[str, Any], error: type[Exception], match: str
+) -> None:  # case 7
+    options: dict[str, Any] = {"task": Y, "concept": Z, "p": 0.5} | change
+    with pytest.raises(error, match=match):
+        ev.spurious_split(**options)
 
 
 def test_rows_without_a_label_are_left_out_and_counted() -> None:  # case 9

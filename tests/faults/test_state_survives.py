@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entangled import normal
 from naive_model import Rows, check, state_bytes
 from processes import script
 
@@ -19,10 +20,6 @@ from splince_fast._runtime import files
 from splince_fast.moments import buffer
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no POSIX signals")
-
-
-def normal(n: int, d: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(size=(n, d))
 
 
 # --- other shapes --------------------------------------------------------------------------------
@@ -221,7 +218,7 @@ def test_folds_hold_the_same_bits_whatever_the_size_of_blocks(tmp_path: Path) ->
 
 def test_a_pickle_is_half_a_state_and_may_be_read_only() -> None:
     d = 200
-    X, z, y = normal(300, d), np.arange(300) % 3, normal(300, 2, 1)
+    X, z, y = normal(300, d), np.arange(300) % 3, normal(300, 2, seed=1)
     moments = Moments(block_rows=64).update(X, {"z": z, "y": y})
     moments.covariance()
     assert len(pickle.dumps(moments, protocol=5)) < 4 * d * d + 64 * 1024
@@ -362,7 +359,7 @@ def test_what_an_append_that_failed_has_written_is_forgotten(
 def test_removal_leaves_room_for_the_rounding_of_an_offset(offset: float) -> None:
     """Features far from 0 that are constant in the rest: rounding leaves negative squares."""
     for seed in range(40):
-        X = normal(200, 4, seed) + offset
+        X = normal(200, 4, seed=seed) + offset
         X[:100] = offset + 0.1 * (seed % 3)
         rest = Moments(block_rows=16).update(X) - Moments(block_rows=7).update(X[100:])
         assert rest.n_rows == 100

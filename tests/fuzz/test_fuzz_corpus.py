@@ -18,13 +18,15 @@ from splince_fast._runtime import files
 CORPUS = Path(__file__).resolve().parent / "corpus"
 
 
-@pytest.mark.parametrize("kind", ["moments", "projection", "conditional", "labels"])
-def test_inputs_that_fuzzing_found(
-    monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
-) -> None:
-    """Every input of the corpora, which keep every crash: a typed error or a result."""
+@pytest.fixture
+def targets(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(CORPUS.parent)
-    targets = importlib.import_module("targets")
+    return importlib.import_module("targets")
+
+
+@pytest.mark.parametrize("kind", ["moments", "projection", "conditional", "labels"])
+def test_inputs_that_fuzzing_found(targets: Any, kind: str, tmp_path: Path) -> None:
+    """Every input of the corpora, which keep every crash: a typed error or a result."""
     found = sorted((CORPUS / kind).iterdir())
     assert len(found) > 3
     outcomes = {targets.TARGETS[kind](path.read_bytes(), tmp_path) for path in found}
@@ -79,11 +81,9 @@ def test_reports_with_junk_in_any_place_are_refused_or_can_be_read() -> None:
     "kind", [pytest.param("moments", marks=pytest.mark.slow), "projection", "conditional"]
 )
 def test_metadata_with_junk_in_any_place_is_refused_or_can_be_used(
-    monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
+    targets: Any, kind: str, tmp_path: Path
 ) -> None:
     """Numbers instead of objects surfaced as AttributeError; reports have a test of their own."""
-    monkeypatch.syspath_prepend(CORPUS.parent)
-    targets = importlib.import_module("targets")
     source = {"moments": "settled", "projection": "splince", "conditional": "quadratic"}[kind]
     tensors, metadata = files.read(CORPUS / kind / source, kind, 4)
     path, outcomes = tmp_path / "junk", []

@@ -88,9 +88,6 @@ def test_exponent_is_that_of_a_power_law(bench: Any) -> None:
     assert bench.jobs_growth.exponent(3e-9 * 16**2 / (3e-9 * 64**2)) == pytest.approx(2.0)
 
 
-# --- what is made of the jobs --------------------------------------------------------------------
-
-
 # --- the page ------------------------------------------------------------------------------------
 
 

@@ -110,8 +110,7 @@ def test_a_rare_concept_stays_there_and_is_erased_here(package: Any) -> None:
 
 
 @pytest.mark.slow
-def test_erasers_inside_a_model(package: Any) -> None:
-    torch = pytest.importorskip("torch")
+def test_erasers_inside_a_model(package: Any, torch: Any) -> None:
     pytest.importorskip("transformers")
     from splince_fast import nn as snn
 

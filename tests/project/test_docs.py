@@ -173,28 +173,3 @@ def test_every_link_to_a_file_of_the_repository_leads_somewhere(page: Path) -> N
 def test_every_python_block_is_a_doctest(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
         assert block.startswith(">>>"), block
-
-
-# --- lines that fit ------------------------------------------------------------------------------
-
-# Of a code block at 1280 pixels: 75 characters, and the prompt of a doctest.
-WIDEST = 79
-SITE = [page for page in PAGES if page.parent != ROOT and page.name != "changelog.md"]
-
-
-def code_lines(text: str) -> list[str]:
-    """Lines that a reader types: Python, and commands."""
-    blocks = re.findall(r"^```(?:python|py|sh|console)\n(.*?)^```", text, re.M | re.S)
-    lines = "".join(blocks).splitlines()
-    typed = (">>> ", "... ", "$ ", "    ")
-    return [line for line in lines if line.startswith(typed) or ">>>" not in "".join(blocks)]
-
-
-@pytest.mark.parametrize("page", SITE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_fits_its_place(page: Path) -> None:
-    assert [line for line in code_lines(page.read_text()) if len(line) > WIDEST] == []
-
-
-def test_a_line_that_is_too_long_is_noticed() -> None:
-    text = f"```python\n>>> {'x' * WIDEST}\n```\n"
-    assert max(map(len, code_lines(text))) > WIDEST

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import script
 
 import splince_fast as sf
 
@@ -22,43 +23,31 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "dask", "scipy", "sklearn", "numba", "pandas", "polars", "pyarrow", "matplotlib")
 
 
-def python(code: str, *flags: str, executable: str = sys.executable, cwd: Path = ROOT) -> str:
-    result = subprocess.run(
-        [executable, *flags, "-c", code], capture_output=True, text=True, cwd=cwd, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
 def test_import_pulls_in_nothing_heavy() -> None:
-    loaded = python(f"import sys, splince_fast; print([m for m in {HEAVY} if m in sys.modules])")
-    assert loaded == "[]"
+    loaded = script(f"import sys, splince_fast; print([m for m in {HEAVY} if m in sys.modules])")
+    assert loaded == "[]\n"
 
 
 def test_control_estimators_do_pull_in_scikit_learn() -> None:
-    assert (
-        python("import sys, splince_fast as sf; sf.SPLINCE; print('sklearn' in sys.modules)")
-        == "True"
-    )
+    text = "import sys, splince_fast as sf; sf.SPLINCE; print('sklearn' in sys.modules)"
+    assert script(text) == "True\n"
 
 
 def test_import_takes_under_three_tenths_of_a_second() -> None:
     # Of the processor, which other processes do not add to; the best of five fresh interpreters.
-    code = (
-        "import time; t = time.process_time(); import splince_fast; print(time.process_time() - t)"
-    )
-    assert min(float(python(code)) for _ in range(5)) < 0.3
+    text = "import time; t = time.process_time(); import splince_fast; print(time.process_time()-t)"
+    assert min(float(script(text)) for _ in range(5)) < 0.3
 
 
 def test_missing_extension_says_how_to_build_it() -> None:
-    code = (
+    text = (
         "import sys\n"
         "sys.modules['splince_fast._kernels.oblique'] = None\n"
         "import splince_fast\n"
         "try:\n    splince_fast.splince\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    assert "pip install" in python(code)
+    assert "pip install" in script(text)
 
 
 packaging = pytest.mark.skipif(

@@ -98,15 +98,6 @@ def test_no_template_is_one_of_the_paper() -> None:
     assert _is_of_the_paper("Yesterday the {noun} laughed because")  # control
 
 
-def test_every_noun_has_both_scores_and_their_provenance(rows: list[dict[str, str]]) -> None:
-    for row in rows:
-        assert -1 <= float(row["stereotype"]) <= 1, row
-        assert int(row["factual"]) == FACTUAL[row["provenance_factual"]], row
-        assert row["provenance_stereotype"], row
-        assert row["family"], row
-        assert row["kind"] in {"occupation", "role", "modified"}, row
-
-
 def test_stereotypes_recompute_from_the_percentages(rows: list[dict[str, str]]) -> None:
     figures = {row["noun"]: row for row in rows if row["factual"] == "0"}
     assert len(figures) == 60
@@ -131,25 +122,22 @@ def test_stereotypes_recompute_from_the_percentages(rows: list[dict[str, str]]) 
         assert row["provenance_stereotype"] == f"BLS {source['bls_year']}{own}", row
 
 
-def test_gendered_nouns_come_in_pairs_of_one_stereotype(rows: list[dict[str, str]]) -> None:
+def test_nouns_have_scores_with_provenance_and_come_in_pairs(rows: list[dict[str, str]]) -> None:
     by_noun = {row["noun"]: row for row in rows}
     for row in rows:
+        assert -1 <= float(row["stereotype"]) <= 1, row
+        assert int(row["factual"]) == FACTUAL[row["provenance_factual"]], row
+        assert row["provenance_stereotype"], row
+        assert row["kind"] in {"occupation", "role", "modified"}, row
         if row["factual"] == "0":
             assert row["counterpart"] == "", row
+            assert by_noun[f"male {row['noun']}"]["factual"] == "1", row
             continue
         other = by_noun[row["counterpart"]]
         assert other["counterpart"] == row["noun"], row
         assert int(other["factual"]) == -int(row["factual"]), row
         same = ("stereotype", "kind", "family", "bls_occupation")
         assert [other[k] for k in same] == [row[k] for k in same], row
-
-
-def test_every_neutral_occupation_is_crossed_with_both_genders(rows: list[dict[str, str]]) -> None:
-    neutral = {row["noun"] for row in rows if row["factual"] == "0"}
-    modified = {row["noun"]: int(row["factual"]) for row in rows if row["kind"] == "modified"}
-    assert modified == {
-        f"{word} {noun}": sign for word, sign in (("male", 1), ("female", -1)) for noun in neutral
-    }
 
 
 # --- loader ------------------------------------------------------------------------------------
@@ -233,39 +221,6 @@ def test_illegible_tables_are_refused(tmp_path: Path, name: str, text: str, mess
     (folder / name).write_text(text, encoding="utf-8")
     with pytest.raises(FileFormatError, match=message):
         professions.load(folder)
-
-
-# --- what the model knows ----------------------------------------------------------------------
-
-
-def _coefficients(data: professions.ProfessionData, order: np.ndarray | slice) -> np.ndarray:
-    """OLS of log-odds on [1, stereotype, factual], with the nouns' scores in the given order.
-
-    Every noun has the same number of rows, so the means per noun give the same coefficients.
-    """
-    design = np.column_stack(
-        [np.ones(len(data.nouns)), data.stereotype[order], data.factual[order]]
-    )
-    means = data.log_odds().reshape(len(data.nouns), -1).mean(axis=1)
-    return np.asarray(np.linalg.lstsq(design, means, rcond=None)[0][1:])
-
-
-def test_the_model_follows_stereotype_and_fact(data: professions.ProfessionData) -> None:
-    found = _coefficients(data, slice(None))
-    rng = np.random.default_rng(0)
-    shuffled = [_coefficients(data, rng.permutation(len(data.nouns))) for _ in range(200)]
-    # A permutation test at level 1/201: no random assignment of the scores does as well.
-    assert (found > np.max(shuffled, axis=0)).all()
-
-
-def test_the_masculine_noun_of_each_pair_leans_more_to_he(
-    data: professions.ProfessionData, rows: list[dict[str, str]]
-) -> None:
-    mean = data.log_odds().reshape(len(data.nouns), -1).mean(axis=1)
-    by_noun = dict(zip(data.nouns, mean, strict=True))
-    for row in rows:
-        if row["factual"] == "1":
-            assert by_noun[row["noun"]] > by_noun[row["counterpart"]], row["noun"]
 
 
 # --- the recipe --------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """Quadratic erasers on real embeddings: figures of an independent implementation.
 
-Split: r = default_rng(0); cells (y, z) with the association .8 (tied z = 0), in order
-(0, 0), (0, 1), ..: r.permutation(cell)[: int(N share)], N the largest possible; concatenated and
-permuted once more; the first 55 % are fitted, the others new. X is centred and divided by the root
-of the mean variance of the fitted rows. "cv" has the halves of default_rng(1).permutation(n).
+The split is that of `test_real_oracle.py`, and the rows that it leaves out are new. X is centred
+and divided by the root of the mean variance of the fitted rows. "cv" has the halves of
+default_rng(1).permutation(n).
 Distortions are given to three digits. The squared difference of the class covariances in new rows
 is a product of random halves that the figures do not state: the mean over ten halvings is compared
 within 12 %.
@@ -20,6 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
+from tests.real_data.test_real_oracle import split
 
 Float = NDArray[np.float64]
 Rows = tuple[Float, NDArray[Any], NDArray[Any]]
@@ -27,31 +27,13 @@ Rows = tuple[Float, NDArray[Any], NDArray[Any]]
 pytestmark = pytest.mark.filterwarnings("ignore::splince_fast.UnseenRowsWarning")
 
 
-def split(y: NDArray[Any], z: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    r, classes = np.random.default_rng(0), np.unique(z)
-    cells = []
-    for task in (0, 1):
-        for c in classes:
-            # (1 - p) / 2 for p = .8 is not .1 in floating point, and int(N share) hangs on it.
-            tied = 0.8 / 2 if (task == 1) == (c == 0) else (1 - 0.8) / 2
-            share = tied if c == 0 else tied / (len(classes) - 1)
-            cells.append((np.flatnonzero((y == task) & (z == c)), share))
-    n = int(min(len(cell) / share for cell, share in cells))
-    chosen = np.concatenate([r.permutation(cell)[: int(n * share)] for cell, share in cells])
-    chosen = r.permutation(chosen)
-    count = int(0.55 * len(chosen))
-    return chosen[:count], chosen[count:]
-
-
 def rows(folder: Path, components: int | None) -> tuple[Rows, Rows]:
-    x, y, z = (np.load(folder / f"{name}.npy") for name in ("X", "y", "z"))
-    fit, new = split(y, z)
-    x = x.astype(np.float64)
-    x = x - x[fit].mean(axis=0)
-    x /= np.sqrt(x[fit].var(axis=0).mean())
+    x, z, y, n = split(folder)
+    x = x - x[:n].mean(axis=0)
+    x /= np.sqrt(x[:n].var(axis=0).mean())
     if components is not None:
-        x = x @ np.linalg.svd(x[fit], full_matrices=False)[2][:components].T
-    return (x[fit], y[fit], z[fit]), (x[new], y[new], z[new])
+        x = x @ np.linalg.svd(x[:n], full_matrices=False)[2][:components].T
+    return (x[:n], y[:n], z[:n]), (x[n:], y[n:], z[n:])
 
 
 def moments(data: Rows) -> sf.Moments:

@@ -15,8 +15,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+import scipy.sparse
 
 import splince_fast as sf
+from splince_fast._runtime.sparse import SparseRows
 from splince_fast.evaluation import compare, fit_head
 
 N, D = 240, 4
@@ -274,3 +276,12 @@ def test_columns_in_another_order_are_refused(entry: str, names: str) -> None:
     call(frame, frame)
     if entry not in ("merge", "estimator"):
         call(frame, X)
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_sparse_index_out_of_bounds_is_an_error(index: int) -> None:
+    matrix = scipy.sparse.csr_array((np.ones(2), [0, 2], [0, 1, 2]), (2, 3))
+    assert len(SparseRows.of(matrix)) == 2  # control
+    matrix.indices[1] = index
+    with pytest.raises(sf.InputError, match="damaged"):
+        SparseRows.of(matrix)

@@ -9,25 +9,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from entangled import normal
 from naive_model import REDUCTION, Rows, check, state_bytes, summed
-from problems import (
-    METHODS,
-    Float,
-    assert_same,
-    change,
-    draw_data,
-    erase,
-    report,
-    slack,
-)
+from problems import METHODS, Float, assert_same, change, draw_data, erase, report, slack
 from processes import run
 
 import splince_fast as sf
@@ -39,10 +28,6 @@ from splince_fast.moments import block, state
 
 COUNTS = ["1", "2", "3", "7"]
 VARIABLE = "SPLINCE_FAST_NUM_THREADS"
-
-
-def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(size=(n, d)).astype(dtype)
 
 
 @pytest.fixture
@@ -83,28 +68,6 @@ def test_a_number_of_threads_that_is_none(monkeypatch: pytest.MonkeyPatch, text:
 
 
 # --- splitting -----------------------------------------------------------------------------------
-
-
-@given(
-    threads=st.integers(1, 9),
-    size=st.integers(0, 500),
-    grain=st.integers(0, 40),
-    align=st.sampled_from([1, 4, 16]),
-)
-def test_a_split_covers_everything_once_and_in_order(
-    threads: int, size: int, grain: int, align: int
-) -> None:
-    grain = max(grain, align)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(threads))
-        ranges = thread_pool.split(lambda a, b: (a, b), size, grain=grain, align=align)
-    assert ranges[0][0] == 0
-    assert ranges[-1][1] == size
-    for (_, last), (first, _) in pairwise(ranges):
-        assert last == first
-        assert first % align == 0
-    assert 1 <= len(ranges) <= threads
-    assert len(ranges) == 1 or all(a < b for a, b in ranges)
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 3])

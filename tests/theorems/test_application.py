@@ -14,10 +14,7 @@ import reference
 from erasers import DTYPES, LAYOUTS, bound, draw_eraser, exact, layer_dtype, result_dtype, rows_like
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import (
-    EPS,
-    draw_data,
-)
+from problems import EPS, draw_data
 
 import splince_fast as sf
 

@@ -8,17 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import (
-    EPS,
-    METHODS,
-    Data,
-    assert_same,
-    change,
-    draw_data,
-    erase,
-    many,
-    slack,
-)
+from problems import EPS, METHODS, Data, assert_same, change, draw_data, erase, many, slack
 
 import splince_fast as sf
 

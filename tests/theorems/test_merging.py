@@ -28,12 +28,7 @@ from naive_model import (
     tables,
 )
 
-from splince_fast import (
-    IncompatibleMomentsError,
-    LabelError,
-    Moments,
-    SplinceError,
-)
+from splince_fast import IncompatibleMomentsError, LabelError, Moments, SplinceError
 
 same_width = st.integers(1, 4).flatmap(lambda d: st.lists(tables(width=d), min_size=2, max_size=4))
 

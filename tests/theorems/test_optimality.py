@@ -13,17 +13,7 @@ import pytest
 import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import (
-    EPS,
-    Data,
-    Float,
-    assert_same,
-    conditions,
-    draw_data,
-    erase,
-    many,
-    report,
-)
+from problems import EPS, Data, Float, assert_same, conditions, draw_data, erase, many, report
 
 import splince_fast as sf
 
