@@ -138,7 +138,7 @@ def _folded() -> Contenders:
     return {name: _forward(candidate, long) for name, candidate in models.items()}
 
 
-@_live("live/fit_layers/last 5 of 30", "call", within("one collecting pass", 3.2))
+@_live("live/fit_layers/last 5 of 30", "call", within("one collecting pass", 5.0))
 def _fit_layers() -> Contenders:
     model, short, _ = _model()
     last = [f"model.layers.{i}" for i in range(model.config.num_hidden_layers)][-5:]

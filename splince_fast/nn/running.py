@@ -89,12 +89,7 @@ def check_inputs(batches: object, forward: object, name: str = "batches") -> Non
 def call(
     model: Module, batch: object, label_keys: Sequence[str], forward: Callable[..., object] | None
 ) -> Any:
-    """Return the output of a model for a batch.
-
-    If `forward` is None, a mapping is passed as keyword arguments without labels, a pair (inputs,
-    labels) as its inputs, another tuple or list as positional arguments, and any other batch as a
-    single argument. Errors of the model get a note with the types and shapes in the batch.
-    """
+    """Return the output of a model for a batch; its errors get a note on the batch."""
     try:
         return _call(model, batch, label_keys, forward)
     except (SplinceError, StopForward):

@@ -226,6 +226,10 @@ def test_patterns_select_modules_by_name() -> None:
         "model.norm",
     ]
     assert list(find(model, "model.layers.[!0]")) == ["model.layers.1"]
+    assert list(find(model, "**.[qk]_*")) == [
+        f"model.layers.{i}.self_attn.{k}_proj" for i in (0, 1) for k in "qk"
+    ]
+    assert not any(name in ("", "model") for name in find(model, "model.**.*_layernorm"))
     assert list(find(torch.nn.Sequential(collections.OrderedDict(module=model)), "model.norm")) == [
         "model.norm"
     ]
