@@ -162,7 +162,8 @@ def _state_bytes() -> Numbers:
     )  # fmt: skip
     with collector.attached(model), collector.batch_scope(short[0]):
         _forward(model, short[:1]).run()
-    nbytes = sum(state.nbytes for state in collector.sums.values())
+    # All sites share one workspace.
+    nbytes = sum(s.accumulator.nbytes - s._work.nbytes for s in collector.sums.values())
     return {OURS: nbytes / (8 * model.config.num_hidden_layers * model.config.hidden_size**2)}
 
 

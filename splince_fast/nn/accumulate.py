@@ -7,6 +7,7 @@ float64; they are float64 for float64 rows, or where the GPU computes them about
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -62,10 +63,6 @@ def on_host(device: torch.device) -> bool:
     return bool(device.type == "cpu")
 
 
-def _fast_float64(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_FLOAT64
-
-
 class SiteSums:
     """Moments of one site, accumulated during a collection."""
 
@@ -83,17 +80,11 @@ class SiteSums:
         self._batch_starts: list[tuple[int, int]] = []  # first row and number of each batch
         self._on_host = on_host(device)
         itemsize = max(4, dtype.itemsize) if self._on_host else dtype.itemsize
-        n_rows = int(_BUFFER_FRACTION * 8 * width / itemsize)
-        n_rows = min(max(n_rows, _BUFFER_ROWS[0]), _BUFFER_ROWS[1])
+        n_rows = int(np.clip(_BUFFER_FRACTION * 8 * width / itemsize, *_BUFFER_ROWS))
         buffered = replace(parameters, block_rows=n_rows)
         self.accumulator = (
             Accumulator(buffered, work) if self._on_host else DeviceAccumulator(buffered, device)
         )
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the state and of the row buffer, in bytes, without the shared workspace."""
-        return self.accumulator.nbytes - (self._work.nbytes if self._on_host else 0)
 
     def add(self, rows: Tensor, labels: RowLabels) -> None:
         """Add rows (n, d) from any device."""
@@ -146,16 +137,11 @@ def free_memory(device: torch.device) -> int | None:
         # Memory that torch has reserved but does not use is free for new tensors.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)
-    if device.type != "cpu":
+    if device.type != "cpu" or not os.path.exists("/proc/meminfo"):
         return None
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+    with open("/proc/meminfo") as file:
+        sizes = dict(line.split(":") for line in file)
+    return int(sizes["MemAvailable"].split()[0]) * 1024  # the file has kibibytes
 
 
 def check_memory(device: torch.device, n_sites: int, width: int) -> None:
@@ -224,7 +210,9 @@ class DeviceAccumulator(Accumulator):
         # The host waits once for the device, when it copies the sums.
         state, n = batch.state, len(block)
         rows: Tensor = block.rows
-        use_float64 = rows.dtype == torch.float64 or _fast_float64(self.device)
+        use_float64 = rows.dtype == torch.float64 or (
+            rows.is_cuda and torch.cuda.get_device_capability(self.device) in _FAST_FLOAT64
+        )
         requests = [
             batch.variables[name].request(z, block.weight) for name, z in block.labels.items()
         ]

@@ -56,8 +56,7 @@ class Eraser(Module):  # type: ignore[misc]
     Notes
     -----
     Inputs of fewer than 32 bits are converted to float32, also under autocast, and the result is
-    rounded once. A distributed tensor (DTensor) may be replicated or sharded along any axis but
-    the last.
+    rounded once.
 
     Examples
     --------

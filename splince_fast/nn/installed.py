@@ -191,10 +191,8 @@ def install(
         store these arguments.
     strength : float
         Fraction of the erasure that is applied, above 0 and at most 1. A value below 1 steers and
-        does not erase: class means move by this fraction, and a linear probe that is fitted
-        afterwards predicts the concept as well as before
-        (:meth:`splince_fast.Projection.scaled`). With several sites, the activations at later sites
-        then differ from those of the fit.
+        does not erase (:meth:`splince_fast.Projection.scaled`): a linear probe that is fitted
+        afterwards predicts the concept as well as before.
 
     Returns
     -------

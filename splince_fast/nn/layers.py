@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -70,9 +70,8 @@ def fit_layers(
         As for :func:`collect`; by default `labels` are the variables in `erase` and `keep`.
     apply_to : {"body", "all", "first", "last"} or function, optional
         Tokens that the erasers change during the fit and, by default, in :func:`install`; None
-        for the same tokens as `tokens`. The paper fits on ``tokens="last"`` and erases at all
-        tokens: the last token at a later site depends on earlier tokens, so that the fit must erase
-        earlier tokens, too.
+        for `tokens`. The paper fits on ``tokens="last"`` and erases at all tokens, on which the
+        last token at a later site depends.
     side, feature_dim, output, heads, forward, weight, skip_ids, device, progress
         As for :func:`collect`.
     on_infeasible : {"raise", "drop"}, optional
@@ -81,9 +80,8 @@ def fit_layers(
         Choose ``apply_to="all"`` and ``bias="drop"``, with which :func:`fold` can merge the erasers
         into layers without a bias.
     bias : {"keep", "drop"}
-        "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold` can
-        be used for linear layers without a bias. Later sites are fitted with these erasers
-        installed.
+        "drop" leaves the mean out of every eraser, ``x - left right^T x``, for linear layers
+        without a bias.
     **moments
         ``kinds`` and ``joint``, as for :class:`Moments`.
 
@@ -95,8 +93,7 @@ def fit_layers(
     Raises
     ------
     InputError
-        `batches` can be read only once, or a later pass has another number of batches or other
-        labels in the first batch; `apply_to`, `bias` or `for_fold` is invalid.
+        An argument is invalid, or a later pass has other batches than the first one.
     InfeasibleError
         As for the method; the message names the site.
     SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
@@ -105,9 +102,8 @@ def fit_layers(
     Warns
     -----
     OnePassWarning
-        A site runs several times per batch. The eraser is fitted on activations without itself, so
-        that it is inexact if later runs depend on the outputs of earlier ones, as in layers with
-        shared weights.
+        A site runs several times per batch: its eraser is inexact if later runs depend on the
+        outputs of earlier ones, as in layers with shared weights.
 
     Examples
     --------
@@ -151,7 +147,7 @@ def fit_layers(
     projections: dict[str, Projection] = {}
     fitted_sites: list[Site] = []
     applied_rule: object = None
-    with ExitStack() as installed:
+    with passes.counting(), ExitStack() as installed:
         for name in passes.order():
             collected = passes.collect(name)
             applied_rule = collected.tokens if applied_rule is None else applied_rule
@@ -210,21 +206,20 @@ class _Passes:
         self.repeating: set[str] = set()  # sites that run several times in a batch
 
     @contextmanager
-    def _counting(self) -> Iterator[None]:
+    def counting(self) -> Iterator[None]:
         """Count the calls of all sites inside a ``with`` block."""
-
-        def count(name: str, *_: object) -> None:
-            self._calls[name] = self._calls.get(name, 0) + 1
-
         with ExitStack() as stack:
             for name, module in self._collector.modules.items():
-                stack.callback(module.register_forward_hook(partial(count, name)).remove)
+                stack.callback(module.register_forward_hook(partial(self._count, name)).remove)
             yield
+
+    def _count(self, name: str, *_: object) -> None:
+        self._calls[name] = self._calls.get(name, 0) + 1
 
     def order(self) -> list[str]:
         """Return the sites in the order in which they run on the first batch."""
         device, keys = running.device_of(self._model), label_keys(self._collector.labels)
-        with running.evaluating(self._model), self._counting():
+        with running.evaluating(self._model):
             for batch in self._batches:
                 running.call(self._model, running.batch_to(batch, device), keys, self._forward)
                 break
@@ -236,8 +231,7 @@ class _Passes:
         stops = not is_first and self._may_stop and name not in self.repeating
         modules = {name: self._collector.modules[name]}
         collector = replace(self._collector, modules=modules, stops=stops)
-        with self._counting() if is_first else nullcontext():
-            return collector.run(self._model, self._read(), self._forward, self._progress)
+        return collector.run(self._model, self._read(), self._forward, self._progress)
 
     def _read(self) -> Iterator[Any]:
         """Yield the batches; raise InputError if they differ from those of the first pass."""

@@ -87,24 +87,25 @@ def _matching(modules: Mapping[str, Module], clean: Mapping[str, str], site: obj
     """Return the names of the modules that one entry of `at` selects."""
     if isinstance(site, Module):
         matches = [name for name, module in modules.items() if module is site][:1]
-        if not matches:
-            raise SiteError(
-                f"at holds {described_type(site)} that is not in this model; pass "
-                "a submodule of the model, or its dotted name"
-            )
-        return matches
-    if not isinstance(site, str):
-        raise SiteError(
-            f"at holds {site!r}; a site is a dotted name, a pattern, or a module of the model"
+        error = (
+            f"at holds {described_type(site)} that is not in this model; pass a submodule of the "
+            "model, or its dotted name"
         )
-    pattern = site.split(".")
-    matches = [name for name in modules if _matches(pattern, name.split("."))]
-    matches = matches or [new for name, new in clean.items() if _matches(pattern, name.split("."))]
-    if not matches:
-        raise SiteError(
+    elif isinstance(site, str):
+        parts = site.split(".")
+        matches = [name for name in modules if _matches(parts, name.split("."))]
+        matches = matches or [
+            new for name, new in clean.items() if _matches(parts, name.split("."))
+        ]
+        error = (
             f"no module of this model has the name or pattern {site!r}; model.named_modules() has "
             "all names"
         )
+    else:
+        matches = []
+        error = f"at holds {site!r}; a site is a dotted name, a pattern, or a module of the model"
+    if not matches:
+        raise SiteError(error)
     return matches
 
 
@@ -425,14 +426,8 @@ class CollectionSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CollectionSpec:
         """Return the specification with the values that :meth:`to_dict` returned."""
-        return cls(
-            Placement.of(**values["placement"]),
-            str(values["tokens"]),
-            tuple(map(int, values["skip_ids"])),
-            str(values["weight"]),
-            values.get("apply_to"),
-            str(values.get("bias", "keep")),
-        )
+        placement, skip_ids = Placement.of(**values["placement"]), map(int, values["skip_ids"])
+        return cls(**{**values, "placement": placement, "skip_ids": tuple(skip_ids)})
 
 
 class BySite(Mapping[str, Any]):
@@ -471,11 +466,6 @@ class BySite(Mapping[str, Any]):
     def tokens(self) -> Any:
         """The rule that selected the tokens."""
         return self._recipe.tokens
-
-    @property
-    def skip_ids(self) -> tuple[int, ...]:
-        """Ids of tokens that the collection left out."""
-        return self._recipe.skip_ids
 
     def __getitem__(self, name: str) -> Any:
         try:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,14 +31,13 @@ from splince_fast.nn.sites import clean_names, in_backward, prefixes
 MISSING_LABEL = -100
 
 RULES = ("body", "all", "first", "last")
-Rule = str | Callable[[Mapping[str, Any]], Tensor] | None
 
 
 @dataclass(frozen=True)
 class TokenRule:
     """Rule that selects tokens; None is "body" in a call with tokens, and "all" in other calls."""
 
-    rule: Rule = None
+    rule: str | Callable[[Mapping[str, Any]], Tensor] | None = None
     skip_ids: tuple[int, ...] = ()
 
     @classmethod
@@ -111,28 +109,18 @@ ALL_ROWS = Selection(None, "all")
 # -- arguments of a call -------------------------------------------------------------------
 
 
-class ForwardParameters(NamedTuple):
-    """Parameters of a forward method."""
-
-    names: tuple[str, ...]
-    any_keyword: bool
-    n_positional: float  # number of positional parameters, infinite for *args
-
-
 @functools.lru_cache(maxsize=1024)
-def _parameters(forward: Any) -> ForwardParameters:
+def _parameters(forward: Any) -> tuple[Parameter, ...]:
     try:
-        parameters = list(inspect.signature(forward).parameters.values())[1:]  # without self
+        return tuple(inspect.signature(forward).parameters.values())[1:]  # without self
     except (TypeError, ValueError):
-        return ForwardParameters((), True, math.inf)
-    kinds = [p.kind for p in parameters]
-    any_keyword, any_number = Parameter.VAR_KEYWORD in kinds, Parameter.VAR_POSITIONAL in kinds
-    n_positional = len(kinds) - kinds.count(Parameter.KEYWORD_ONLY) - any_keyword
-    names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    return ForwardParameters(tuple(names), any_keyword, math.inf if any_number else n_positional)
+        return (
+            Parameter("args", Parameter.VAR_POSITIONAL),
+            Parameter("kwargs", Parameter.VAR_KEYWORD),
+        )
 
 
-def parameters_of(module: Module) -> ForwardParameters:
+def parameters_of(module: Module) -> tuple[Parameter, ...]:
     """Return the parameters of the forward method of a module."""
     # accelerate replaces the method `forward` of the instance, but not that of the class.
     return _parameters(type(module).forward)
@@ -215,14 +203,11 @@ def select(
                 "tokens='all', or a function of the call's inputs"
             )
         n_past, mask = 0, mask if mask is not None and mask.ndim == 2 else None
-    if mask is None and rule == "all":
+    is_step = length == 1 and isinstance(n_past, int) and n_past > 0
+    if mask is None and (rule == "all" or (is_step and rule != "first" and not skip_ids)):
         return selection_of(None, rule)
-    if mask is None and length == 1 and isinstance(n_past, int) and n_past > 0:
-        if rule == "first":
-            return selection_of(_full(tokens, False), rule)
-        if not (skip_ids and rule == "body"):
-            return selection_of(None, rule)
-    mask = _full(tokens, True) if mask is None else mask
+    if mask is None:
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     positions = arguments.get("position_ids")
     if positions is not None and (positions.ndim != 2 or positions.shape[-1] != length):
         positions = None
@@ -234,10 +219,6 @@ def select(
             selected = selected & (ids != skip_id)
     on_host = selected.device.type == "cpu" and not torch.compiler.is_compiling()
     return selection_of(selected, rule, on_host and bool(selected.all()))
-
-
-def _full(tokens: Tensor, value: bool) -> Tensor:
-    return torch.full(tokens.shape[:2], value, dtype=torch.bool, device=tokens.device)
 
 
 def _selected(
@@ -334,7 +315,8 @@ class CallSelections:
         for _, name, module in clean_names(model):
             if name not in ancestors:
                 continue
-            parameters = parameters_of(module).names
+            kinds = Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL
+            parameters = tuple(p.name for p in parameters_of(module) if p.kind not in kinds)
             if module is model or "input_ids" in parameters:
                 enter = functools.partial(self._enter, parameters, module is model)
                 self._handles += [
