@@ -156,33 +156,17 @@ def test_sites_with_tokens_and_without_are_not_mixed() -> None:
     assert list(snn.fit_layers(model, batches, both, sf.leace, erase="z", tokens="all")) == both
 
 
-def test_the_first_token_needs_no_ids() -> None:
-    model, p = tiny("vit"), projection()
-    site = site_of("vit", model)
-    batch = {**inputs("vit", n=60), "z": torch.arange(60) % 2}
-    images = {"pixel_values": batch["pixel_values"]}
-    found = snn.collect(model, [batch], site, labels="z", tokens="first")
-    assert (found.tokens, found[site].n_rows) == ("first", 60)
-    (plain,) = states(model, site, lambda: model(**images))
-    mean = plain[:, 0].double().mean(0)
-    assert np.allclose(found[site].mean, mean, atol=1e-6)
-    first = torch.zeros(plain.shape[:2], dtype=torch.bool)
-    first[:, 0] = True
-    for erasers in ({site: p}, found.erasers(sf.leace, erase="z")):
-        with snn.install(model, erasers, tokens="first"):
-            (erased,) = states(model, site, lambda: model(**images))
-            assert is_erased(erased, plain, erasers[site], first)
-    with (
-        snn.install(model, {site: p}, tokens="last"),
-        pytest.raises(snn.SiteError, match="tokens='last' needs a call with input_ids"),
+def test_rules_that_need_ids_say_so() -> None:
+    vit = tiny("vit")
+    for model, site, tokens, x in (
+        (vit, site_of("vit", vit), "last", inputs("vit")["pixel_values"]),
+        (identity(), "0", "first", torch.randn(3, 16)),
     ):
-        model(**images)
-    flat = identity()
-    with (
-        snn.install(flat, {"0": p}, tokens="first"),
-        pytest.raises(snn.SiteError, match="tokens='first' needs"),
-    ):
-        flat(torch.randn(3, 16))
+        with (
+            snn.install(model, {site: projection()}, tokens=tokens),
+            pytest.raises(snn.SiteError, match=f"tokens='{tokens}' needs a call with input_ids"),
+        ):
+            model(x)
 
 
 @pytest.mark.parametrize(("name", "site"), [("bert", ""), ("t5", "encoder"), ("t5", "decoder")])
@@ -320,27 +304,6 @@ def test_masks_of_queries_and_keys(heads: bool, dtype: Any) -> None:
 # --- modules of embeddings -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("site", ["embeddings", "embeddings.LayerNorm"])
-def test_embeddings_have_the_mask_of_the_call_around_them(site: str) -> None:
-    model, p = tiny("bert"), projection()
-    ids = inputs("bert", n=2, length=6)["input_ids"]
-    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]])
-    (plain,) = states(model, site, lambda: model(ids, mask))
-    expected = {
-        "all": mask.tolist(),
-        "body": [[0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1]],
-        "first": [[1, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]],
-        "last": [[0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1]],
-    }
-    batch = {"input_ids": ids, "attention_mask": mask, "z": torch.tensor([0, 1])}
-    for tokens, rows in expected.items():
-        with snn.install(model, {site: p}, tokens=tokens):
-            (erased,) = states(model, site, lambda: model(ids, mask))
-        assert is_erased(erased, plain, p, torch.tensor(rows).bool()), tokens
-        found = snn.collect(model, [batch], site, labels="z", tokens=tokens)
-        assert found[site].n_rows == np.sum(rows)
-
-
 def test_embeddings_have_the_cache_of_the_call_around_them() -> None:
     model, site = tiny("gemma3"), "model.embed_tokens"  # takes input_ids, and nothing else
     ids = inputs("gemma3", n=2)["input_ids"]
@@ -372,10 +335,6 @@ def test_a_nested_call_with_tokens_of_its_own_has_its_own_selection() -> None:
         def forward(self, input_ids: Any, attention_mask: Any, inner: Any, past: Any = None) -> Any:
             return self.masked(input_ids), self.inner(inner, past)
 
-    class EncoderDecoder(Model):
-        def forward(self, input_ids: Any, decoder_input_ids: Any, attention_mask: Any) -> Any:
-            return self.inner(input_ids)
-
     model, ids = Model(), torch.ones(2, 3, dtype=torch.long)
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
     keys = torch.zeros(2, 1, 3, 4)
@@ -390,8 +349,6 @@ def test_a_nested_call_with_tokens_of_its_own_has_its_own_selection() -> None:
     assert n_erased(model, "inner.embed", ids, mask, ids[:, :2]) == [1, 1]
     assert n_erased(model, "masked.embed", ids, mask, ids) == [1, 2]  # the same tokens
     assert n_erased(model, "inner.embed", ids, None, ids, [(keys, keys)]) == [3, 3]
-    # The tokens of the call are those of the decoder.
-    assert n_erased(EncoderDecoder(), "inner.embed", ids, ids, mask) == [2, 2]
 
 
 # --- masks of other lengths and forms ------------------------------------------------------------
@@ -423,6 +380,17 @@ def test_a_mask_of_a_static_cache_selects_as_one_of_the_tokens_so_far() -> None:
     for cache in ({}, {"cache_params": state}, {"state": [keys]}, {"past": [(keys, keys)]}):
         assert selected("body", 2, mask[:, :5], **cache) == [[1, 1], [1, 1]]
         assert selected("first", 2, mask[:, :4], **cache) == [[1, 0], [0, 0]]
+
+
+def test_skipped_ids_are_left_out_after_a_cache() -> None:
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]])
+    cache = types.SimpleNamespace(get_seq_length=lambda: 3)
+    call = {"input_ids": torch.tensor([[7, 8], [8, 7]]), "past_key_values": cache}
+    found = select(TokenRule("body", (7,)), {**call, "attention_mask": mask}).mask
+    assert found.tolist() == [[False, True], [True, False]]
+    step = {**call, "input_ids": IDS}
+    for given in (step, {**step, "attention_mask": mask[:, :4]}):
+        assert select(TokenRule("body", (7,)), given).mask.tolist() == [[False], [True]]
 
 
 def test_steps_of_any_length_select_the_same_tokens() -> None:
