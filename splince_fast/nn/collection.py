@@ -661,7 +661,8 @@ def collect(
         call without tokens "body" selects all rows. At a site without the tokens of the call, such
         as a pooled state, "all" selects all rows. Tensors (T, B, d) are an error, but cannot be
         told apart if T equals B. Of several sequences packed into one row, "first" and "body" see
-        each first token if the call has position_ids, and "last" sees one sequence.
+        each first token if the call has position_ids or a mask (B, queries, keys), and "last" sees
+        one sequence.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int

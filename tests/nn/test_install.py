@@ -170,25 +170,24 @@ def test_patterns_select_modules_by_name() -> None:
     from splince_fast.nn.sites import find
 
     model = tiny("llama")
-    assert list(find(model, "model.layers.*")) == ["model.layers.0", "model.layers.1"]
-    assert list(find(model, "model.layers.[1-9]")) == ["model.layers.1"]
-    assert list(find(model, "model.layers.?")) == ["model.layers.0", "model.layers.1"]
-    assert list(find(model, "**.mlp")) == ["model.layers.0.mlp", "model.layers.1.mlp"]
-    assert list(find(model, "**.1.*_layernorm")) == [
-        "model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm"
-    ]  # fmt: skip
-    assert list(find(model, ["model.norm", model.model.layers[0]])) == [
-        "model.layers.0",
-        "model.norm",
-    ]
-    assert list(find(model, "model.layers.[!0]")) == ["model.layers.1"]
-    assert list(find(model, "**.[qk]_*")) == [
-        f"model.layers.{i}.self_attn.{k}_proj" for i in (0, 1) for k in "qk"
-    ]
-    assert not any(name in ("", "model") for name in find(model, "model.**.*_layernorm"))
-    assert list(find(torch.nn.Sequential(collections.OrderedDict(module=model)), "model.norm")) == [
-        "model.norm"
-    ]
+    first, last = (f"model.layers.{i}" for i in (0, 1))
+    for at, names in (
+        ("model.layers.*", [first, last]),
+        ("model.layers.?", [first, last]),
+        ("model.layers.[1-9]", [last]),
+        ("model.layers.[!0]", [last]),
+        ("**.mlp", [f"{first}.mlp", f"{last}.mlp"]),
+        ("**.1.*_layernorm", [f"{last}.input_layernorm", f"{last}.post_attention_layernorm"]),
+        ("**.1.**.[qk]_*", [f"{last}.self_attn.q_proj", f"{last}.self_attn.k_proj"]),
+        (
+            f"{last}.mlp.**",
+            [f"{last}.mlp.{k}" for k in ("gate_proj", "up_proj", "down_proj", "act_fn")],
+        ),
+        (["model.norm", model.model.layers[0]], [first, "model.norm"]),
+    ):
+        assert list(find(model, at)) == names
+    wrapped = torch.nn.Sequential(collections.OrderedDict(module=model))
+    assert list(find(wrapped, "model.norm")) == ["model.norm"]
 
 
 def test_unknown_names_and_modules_are_refused() -> None:
@@ -308,10 +307,13 @@ def test_leaving_restores_everything() -> None:
 def test_installations_nest_and_act_in_order() -> None:
     model, first, second = tiny("llama"), projection(seed=1), projection(seed=2)
     batch, site = inputs("llama"), "model.layers.0"
-    plain = state_of(model, site, batch)
+    plain, seen = state_of(model, site, batch), []
+    # A hook that is older than the erasers runs after them.
+    model.get_submodule(site).register_forward_hook(lambda m, args, output: seen.append(output))
     with snn.install(model, {site: first}, tokens="all"):
         with snn.install(model, {site: second}, tokens="all"):
             both = state_of(model, site, batch)
+            assert torch.equal(seen[-1], both)
         one = state_of(model, site, batch)
     mask = batch["attention_mask"].bool()
     assert torch.allclose(both[mask], snn.Eraser(second @ first)(plain)[mask], atol=1e-5)
