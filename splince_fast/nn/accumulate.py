@@ -1,11 +1,8 @@
 """Accumulation of activations: with the NumPy accumulator on a CPU, with torch on other devices.
 
-:class:`DeviceAccumulator` extends the accumulator of :mod:`splince_fast.moments`, which handles
-labels, classes, merges and files. The buffered rows and the scatter of a DeviceAccumulator are
-tensors. A full buffer is centred and multiplied on the device; the scatter stays on the device, and
-the weighted sums are copied to the host in one transfer. Matrix products are computed in float32
-and accumulated in float64. They are computed in float64 if the rows are float64, or if float64
-products on the GPU are about as fast as float32 products.
+On a device, buffered rows and the scatter are tensors: a full buffer is centred and multiplied
+there, and the weighted sums are copied to the host in one transfer. Products are float32, summed in
+float64; they are float64 for float64 rows, or where the GPU computes them about as fast.
 """
 
 from __future__ import annotations
@@ -41,10 +38,6 @@ Float = NDArray[np.float64]
 _BUFFER_FRACTION = 0.25
 # Minimum and maximum number of rows in a buffer.
 _BUFFER_ROWS = (256, 4096)
-# Number of row panels that store the upper triangle of a scatter on a device.
-_PANELS = 4
-# A scatter with fewer columns than this is stored as one panel.
-_MIN_PANEL_WIDTH = 64
 # Compute capabilities of GPUs whose float64 products are about as fast as float32 products.
 _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
@@ -70,16 +63,6 @@ def on_host(device: torch.device) -> bool:
     return bool(device.type == "cpu")
 
 
-def _fast_float64(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_FLOAT64
-
-
-def rows_per_buffer(width: int, itemsize: int) -> int:
-    """Return the number of rows in the buffer of a site; a feature takes `itemsize` bytes."""
-    rows = int(_BUFFER_FRACTION * 8 * width / itemsize)
-    return min(max(rows, _BUFFER_ROWS[0]), _BUFFER_ROWS[1])
-
-
 class SiteSums:
     """Moments of one site, accumulated during a collection."""
 
@@ -94,20 +77,14 @@ class SiteSums:
     ) -> None:
         self.name, self.width, self.device = name, width, device
         self._parameters, self._work = parameters, work
-        self._batch_starts: list[
-            tuple[int, int]
-        ] = []  # (index of the first row, index of the batch)
+        self._batch_starts: list[tuple[int, int]] = []  # first row and number of each batch
         self._on_host = on_host(device)
         itemsize = max(4, dtype.itemsize) if self._on_host else dtype.itemsize
-        buffered = replace(parameters, block_rows=rows_per_buffer(width, itemsize))
+        n_rows = int(np.clip(_BUFFER_FRACTION * 8 * width / itemsize, *_BUFFER_ROWS))
+        buffered = replace(parameters, block_rows=n_rows)
         self.accumulator = (
             Accumulator(buffered, work) if self._on_host else DeviceAccumulator(buffered, device)
         )
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the state and of the row buffer, in bytes, without the shared workspace."""
-        return self.accumulator.nbytes - (self._work.nbytes if self._on_host else 0)
 
     def add(self, rows: Tensor, labels: RowLabels) -> None:
         """Add rows (n, d) from any device."""
@@ -125,7 +102,7 @@ class SiteSums:
                 checked=not self._on_host,
             )
         except _NonFiniteRow as error:
-            raise self._non_finite_error(error.row) from None
+            raise self._non_finite_error(error.args[0]) from None
         except NonFiniteError:
             raise self._non_finite_error(start + _first_non_finite(rows)) from None
 
@@ -144,7 +121,7 @@ class SiteSums:
         try:
             self.accumulator.merge_pending()
         except _NonFiniteRow as error:
-            raise self._non_finite_error(error.row) from None
+            raise self._non_finite_error(error.args[0]) from None
         state = self.accumulator.state
         if state is not None and not np.isfinite(state.second.diagonal()).all():
             raise NonFiniteError(
@@ -160,16 +137,11 @@ def free_memory(device: torch.device) -> int | None:
         # Memory that torch has reserved but does not use is free for new tensors.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)
-    if device.type != "cpu":
+    if device.type != "cpu" or not os.path.exists("/proc/meminfo"):
         return None
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
+    with open("/proc/meminfo") as file:
+        sizes = dict(line.split(":") for line in file)
+    return int(sizes["MemAvailable"].split()[0]) * 1024  # the file has kibibytes
 
 
 def check_memory(device: torch.device, n_sites: int, width: int) -> None:
@@ -194,11 +166,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class _NonFiniteRow(Exception):
-    """Error for a buffered row with NaN or infinity; `row` is its index at the site."""
-
-    def __init__(self, row: int) -> None:
-        super().__init__(row)
-        self.row = row
+    """Error for a buffered row with NaN or infinity; its argument is the index at the site."""
 
 
 def _first_non_finite(rows: Tensor) -> int:
@@ -207,11 +175,7 @@ def _first_non_finite(rows: Tensor) -> int:
 
 
 class DeviceAccumulator(Accumulator):
-    """Accumulator that stores buffered rows and the scatter as tensors on one device.
-
-    `update` requires ``in_order=True`` and ``checked=True``. The reference point is the mean of the
-    first block of rows; the accumulator sums deviations of the rows from it.
-    """
+    """Accumulator of deviations from the mean of the first block, as tensors on one device."""
 
     def __init__(self, parameters: Parameters, device: torch.device) -> None:
         super().__init__(parameters)
@@ -240,16 +204,15 @@ class DeviceAccumulator(Accumulator):
         return buffer
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Reduce a block of rows on the device and merge its sums into the state.
-
-        Let X be the block (n, d), c its mean, r the reference point, 1 the vector of ones, and C
-        the matrix of :func:`_coefficients`. The weighted sums of deviations, C (X - 1 r^T), are
-        computed as C Y + (C 1) (c - r)^T with Y = X - 1 c^T. The host waits once for the device,
-        when it copies the sums.
-        """
+        """Reduce a block of rows on the device and merge its sums into the state."""
+        # With the block X (n, d), its mean c, the reference point r and the matrix C of
+        # `_coefficients`, the sums C (X - 1 r^T) are C Y + (C 1) (c - r)^T with Y = X - 1 c^T.
+        # The host waits once for the device, when it copies the sums.
         state, n = batch.state, len(block)
         rows: Tensor = block.rows
-        use_float64 = rows.dtype == torch.float64 or _fast_float64(self.device)
+        use_float64 = rows.dtype == torch.float64 or (
+            rows.is_cuda and torch.cuda.get_device_capability(self.device) in _FAST_FLOAT64
+        )
         requests = [
             batch.variables[name].request(z, block.weight) for name, z in block.labels.items()
         ]
@@ -294,14 +257,10 @@ def _coefficients(
 
 
 def _check_precision(device: torch.device, n_rows: int, width: int) -> None:
-    """Raise InputError if float32 products are rounded to fewer bits (TF32, bfloat16).
-
-    The test product has the shape of the product of the first panel, because BLAS libraries choose
-    the algorithm by the shape.
-    """
+    """Raise InputError if float32 products of this shape are rounded to fewer bits."""
     test_matrix = torch.zeros(n_rows, width, dtype=torch.float32, device=device)
     test_matrix[0] = 1.0 + 2.0**-12
-    product = torch.mm(test_matrix[:, : _rows_per_panel(width)].T, test_matrix).to(torch.float64)
+    product = torch.mm(test_matrix.T, test_matrix).to(torch.float64)
     if not bool(((product - (1.0 + 2.0**-11)).abs() < 2.0**-13).all()):
         raise InputError(
             f"matrix products of float32 on {device} are rounded to fewer bits (TF32 or "
@@ -310,50 +269,31 @@ def _check_precision(device: torch.device, n_rows: int, width: int) -> None:
         )
 
 
-def _rows_per_panel(width: int) -> int:
-    return -(-width // _PANELS) if width >= _MIN_PANEL_WIDTH else width
-
-
 class DeviceScatter(Scatter):
-    """Scatter on a device, stored as row panels of the upper triangle."""
+    """Scatter on a device."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         super().__init__(np.empty((width, 0)), EPS64)
-        n_rows = self._panel_rows = _rows_per_panel(width)
-        self._panels = [
-            torch.zeros(min(n_rows, width - i), width - i, dtype=torch.float64, device=device)
-            for i in range(0, width, n_rows)
-        ]
+        self._sums = torch.zeros(width, width, dtype=torch.float64, device=device)
 
     @property
     def nbytes(self) -> int:
-        return sum(panel.nbytes for panel in self._panels)
+        return int(self._sums.nbytes)
 
     def add_block(self, shifted: Any, product: object, vectors: Float, coefficients: Float) -> None:
-        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T to the scatter.
-
-        `shifted` (n, d) holds centred rows, multiplied by the square roots of their weights.
-        """
+        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T to the scatter."""
         scaled = coefficients[:, None] * vectors
         factors = to_device(torch.from_numpy(np.stack([scaled, vectors])), shifted.device)
-        for k, panel in enumerate(self._panels):
-            i = k * self._panel_rows
-            panel_columns = shifted[:, i : i + len(panel)].T
-            if shifted.dtype == torch.float64:
-                panel.addmm_(panel_columns, shifted[:, i:])
-            else:
-                panel += torch.mm(panel_columns, shifted[:, i:])
-            panel.addmm_(factors[0, :, i : i + len(panel)].T, factors[1, :, i:])
-        if shifted.dtype == torch.float32:
+        if shifted.dtype == torch.float64:
+            self._sums.addmm_(shifted.T, shifted)
+        else:
+            self._sums += torch.mm(shifted.T, shifted)
             self.unit_roundoff = EPS32
+        self._sums.addmm_(factors[0].T, factors[1])
 
     def to_host(self) -> Scatter:
         """Return a copy of the scatter on the host."""
-        upper = np.zeros((self.width, self.width))
-        for k, panel in enumerate(self._panels):
-            i = k * self._panel_rows
-            upper[i : i + len(panel), i:] = panel.cpu().numpy()
-        scatter = Scatter(upper.T, self.unit_roundoff)
+        scatter = Scatter(np.array(self._sums.cpu().numpy(), order="F"), self.unit_roundoff)
         # Rounding can make the variance of a constant column negative: replace it by 0.
         np.maximum(scatter.diagonal(), 0.0, out=scatter.diagonal())
         return scatter

@@ -56,8 +56,7 @@ class Eraser(Module):  # type: ignore[misc]
     Notes
     -----
     Inputs of fewer than 32 bits are converted to float32, also under autocast, and the result is
-    rounded once. A distributed tensor (DTensor) may be replicated or sharded along any axis but
-    the last.
+    rounded once.
 
     Examples
     --------
@@ -107,10 +106,6 @@ class Eraser(Module):  # type: ignore[misc]
         )
         mean = np.linalg.pinv(right) @ bias  # solution of right mean = bias with least norm
         return Projection._make(left.copy(), right.copy(), mean, bias.copy(), "Eraser")
-
-    def extra_repr(self) -> str:
-        """Return width, rank and dtype, for printing."""
-        return f"{self.n_features}, rank={self.rank}, dtype={self.left.dtype}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Erase along the last axis.
@@ -174,10 +169,7 @@ class Eraser(Module):  # type: ignore[misc]
 
 
 def eraser_for(projection: Projection, module: Module, model: Module) -> Eraser:
-    """Return an eraser for the activations of a module, with factors of 64 bits in float64.
-
-    The dtype is that of the floating parameters of the module, or of the model if it has none.
-    """
+    """Return an eraser whose factors have 64 bits if the module or else the model is float64."""
     for owner in (module, model):
         dtypes = {p.dtype for p in owner.parameters() if p.is_floating_point()}
         if dtypes:

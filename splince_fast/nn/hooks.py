@@ -1,4 +1,4 @@
-"""Hook of a site, which applies the erasers of the site to the selected tokens."""
+"""Hook of a site, which applies an eraser to the selected tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from splince_fast.nn.tokens import CallSelections
 _CPU = torch.device("cpu")
 
 
-class SiteEraser:
-    """Eraser of the selected tokens at one site, with one copy per device."""
+class SiteHook:
+    """Hook that erases the selected tokens at one site, with a copy of the eraser per device."""
 
     def __init__(
         self, name: str, eraser: Eraser, selections: CallSelections, placement: Placement
@@ -33,7 +33,6 @@ class SiteEraser:
         self.ran_compiled = False
         self._copies = {_CPU: eraser}
         self._enabled = True  # whether the gate of all copies is 1
-        self._plain_placement = placement.output is None and placement.feature_dim == -1
         self._packed: PackedFactors | None = None  # factors for the C kernel, made on first use
 
     def __getstate__(self) -> dict[str, Any]:
@@ -43,6 +42,21 @@ class SiteEraser:
         """Restore a copy; the copy erases, because no handle could enable it again."""
         self.__dict__.update(state)
         self.set_gate(1.0)
+
+    @classmethod
+    def of(cls, module: Module, side: str) -> list[SiteHook]:
+        """Return the erasing hooks on a side of a module, in the order in which they run."""
+        return [hook for hook in _hooks(module, side).values() if type(hook) is cls]
+
+    def register(self, module: Module) -> RemovableHandle:
+        """Add the hook to a module, after earlier erasers and nearer to it than other hooks."""
+        if self.placement.side == "input":
+            return module.register_forward_pre_hook(self, with_kwargs=True)
+        handle = module.register_forward_hook(self)
+        hooks = _hooks(module, "output")
+        for key in [key for key, hook in hooks.items() if type(hook) is not SiteHook]:
+            hooks.move_to_end(key)
+        return handle
 
     def copy_on(self, device: torch.device) -> Eraser:
         """Return the copy of the eraser on a device; make it on first use."""
@@ -61,7 +75,12 @@ class SiteEraser:
             eraser.gate.fill_(value)
         return previous
 
-    def erase(self, value: object) -> Any:
+    def __call__(self, module: Module, args: Any, kwargs_or_output: Any) -> Any:
+        if self.placement.side == "output":
+            return self._erase(kwargs_or_output)
+        return sites.on_input(self.name, args, kwargs_or_output, self._erase)
+
+    def _erase(self, value: object) -> Any:
         """Return an output or input of the module with the selected rows erased."""
         # Compiled code treats a counter as a constant: each call would compile again.
         if torch.compiler.is_compiling():
@@ -77,7 +96,7 @@ class SiteEraser:
             return rows
         mask = self.selections.current(self.name).mask_for(self.name, rows)
         erased = None
-        if is_eager and self._plain_placement:
+        if is_eager:
             if self._packed is None:
                 self._packed = self._pack()
             erased = erased_in_memory(self._packed, rows)
@@ -93,36 +112,5 @@ class SiteEraser:
         return PackedFactors(left, right, np.zeros(self.width), -neg_bias)
 
 
-class SiteHook:
-    """Hook of a module, which applies the erasers of a site in the order of installation."""
-
-    def __init__(self, side: str) -> None:
-        self.side = side
-        self.erasers: list[SiteEraser] = []
-        self.handle: RemovableHandle | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "handle": None}
-
-    def __call__(self, module: Module, args: Any, kwargs_or_output: Any) -> Any:
-        if self.side == "output":
-            return self._erase(kwargs_or_output)
-        return sites.on_input(self.erasers[0].name, args, kwargs_or_output, self._erase)
-
-    def _erase(self, value: object) -> Any:
-        for eraser in self.erasers:
-            value = eraser.erase(value)
-        return value
-
-    def register(self, module: Module) -> None:
-        """Add the hook to a module, as the hook that runs nearest to the module."""
-        if self.side == "input":
-            self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
-        else:
-            self.handle = module.register_forward_hook(self, prepend=True)
-
-    @classmethod
-    def of(cls, module: Module, side: str) -> SiteHook | None:
-        """Return the SiteHook on a side of a module, None without such a hook."""
-        hooks = module._forward_pre_hooks if side == "input" else module._forward_hooks
-        return next((hook for hook in hooks.values() if type(hook) is cls), None)
+def _hooks(module: Module, side: str) -> Any:
+    return module._forward_pre_hooks if side == "input" else module._forward_hooks

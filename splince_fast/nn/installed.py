@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_number
@@ -17,7 +18,7 @@ from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
 from splince_fast.nn.eraser import check_projection, eraser_for
 from splince_fast.nn.erasers import Erasers, read_erasers
-from splince_fast.nn.hooks import SiteEraser, SiteHook
+from splince_fast.nn.hooks import SiteHook
 from splince_fast.nn.sites import CollectionSpec, Placement
 from splince_fast.nn.tokens import CallSelections, TokenRule
 from splince_fast.projection import Projection
@@ -33,8 +34,8 @@ class Installed:
     ----------
     model : torch.nn.Module
         The model with the hooks.
-    erasers : list of (Module, SiteEraser)
-        Modules with their erasers.
+    hooks : list of (Module, SiteHook)
+        Modules with the hooks that erase there.
     strength : float
         Fraction of the erasure that is applied; a value below 1 steers and does not erase.
 
@@ -58,17 +59,17 @@ class Installed:
     """
 
     def __init__(
-        self, model: Module, erasers: list[tuple[Module, SiteEraser]], strength: float = 1.0
+        self, model: Module, hooks: list[tuple[Module, SiteHook]], strength: float = 1.0
     ) -> None:
-        self._model, self._erasers, self._strength = model, erasers, strength
-        self._attached = False
+        self._model, self._hooks, self._strength = model, hooks, strength
+        self._handles: list[RemovableHandle] = []
         self._depth = 0
         self._attach()
 
     def __repr__(self) -> str:
-        state = "installed" if self._attached else "removed"
+        state = "installed" if self._handles else "removed"
         steering = "" if self._strength == 1 else f", steering at strength {self._strength:g}"
-        return f"Installed({len(self._erasers)} sites, {state}{steering})"
+        return f"Installed({len(self._hooks)} sites, {state}{steering})"
 
     @property
     def strength(self) -> float:
@@ -79,57 +80,40 @@ class Installed:
     def counts(self) -> dict[str, int]:
         """Number of calls of each site, compiled calls excluded."""
         counts: dict[str, int] = {}
-        for _, eraser in self._erasers:
-            counts[eraser.name] = counts.get(eraser.name, 0) + eraser.n_calls
+        for _, hook in self._hooks:
+            counts[hook.name] = counts.get(hook.name, 0) + hook.n_calls
         return counts
 
     def _attach(self) -> None:
-        if self._attached:
+        if self._handles or not self._hooks:
             return
-        try:
-            for module, eraser in self._erasers:
-                side = eraser.placement.side
-                hook = SiteHook.of(module, side)
-                if hook is None:
-                    hook = SiteHook(side)
-                    hook.register(module)
-                hook.erasers.append(eraser)
-            if self._erasers:
-                names = [eraser.name for _, eraser in self._erasers]
-                self._erasers[0][1].selections.attach(self._model, names)
-        except BaseException:
-            self.remove()
-            raise
-        self._attached = True
+        self._handles = [hook.register(module) for module, hook in self._hooks]
+        self._hooks[0][1].selections.attach(self._model, [hook.name for _, hook in self._hooks])
         discard_compiled_code()
 
     def remove(self) -> None:
         """Remove the erasers of this installation; a second call does nothing."""
-        for module, eraser in self._erasers:
-            hook = SiteHook.of(module, eraser.placement.side)
-            if hook is not None:
-                hook.erasers = [other for other in hook.erasers if other is not eraser]
-                if not hook.erasers and hook.handle is not None:
-                    hook.handle.remove()
-            eraser.selections.detach()
-        if self._attached:
-            self._attached = False
-            discard_compiled_code()
+        if not self._handles:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._hooks[0][1].selections.detach()
+        discard_compiled_code()
 
     def check(self) -> None:
         """Raise NeverCalledError if a site did not run, or if other code removed a hook.
 
         If the model was not called, sites need not have run.
         """
-        for module, eraser in self._erasers:
-            hook = SiteHook.of(module, eraser.placement.side)
-            if self._attached and (hook is None or eraser not in hook.erasers):
+        for module, hook in self._hooks:
+            if self._handles and hook not in SiteHook.of(module, hook.placement.side):
                 raise NeverCalledError(
-                    f"other code removed the hook at {eraser.name!r}, so nothing is erased there; "
+                    f"other code removed the hook at {hook.name!r}, so nothing is erased there; "
                     "install the erasers again, after that code"
                 )
-        never_called = [e.name for _, e in self._erasers if not (e.n_calls or e.ran_compiled)]
-        selections = self._erasers[0][1].selections if never_called else None
+        never_called = [h.name for _, h in self._hooks if not (h.n_calls or h.ran_compiled)]
+        selections = self._hooks[0][1].selections if never_called else None
         if selections and (selections.n_calls or selections.ran_compiled):
             raise NeverCalledError(
                 f"the model ran, but the sites {listed(never_called)} never did, so nothing was "
@@ -146,12 +130,12 @@ class Installed:
         Installed
             This handle.
         """
-        gates = [eraser.set_gate(0.0) for _, eraser in self._erasers]
+        gates = [hook.set_gate(0.0) for _, hook in self._hooks]
         try:
             yield self
         finally:
-            for (_, eraser), gate in zip(self._erasers, gates, strict=True):
-                eraser.set_gate(gate)
+            for (_, hook), gate in zip(self._hooks, gates, strict=True):
+                hook.set_gate(gate)
 
     def __enter__(self) -> Installed:
         self._attach()
@@ -170,11 +154,8 @@ class Installed:
 
 
 def discard_compiled_code() -> None:
-    """Discard compiled code, which does not run hooks that it was compiled without.
-
-    Torch's counters of compiled frames leave out graphs of ``fullgraph=True``, so code is discarded
-    whether or not there is any, in 0.02 milliseconds if there is none.
-    """
+    """Discard compiled code, which runs no hooks that it was compiled without."""
+    # Torch counts no frames of ``fullgraph=True``. Without code the reset takes 0.02 milliseconds.
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
@@ -202,19 +183,16 @@ def install(
     at : str, Module, or a list of them, optional
         Sites of a single projection: names, patterns (see Notes) or modules.
     tokens : {"body", "all", "first", "last"} or function, optional
-        Tokens that the erasers change. By default `apply_to` of :func:`fit_layers`, or else the
-        tokens of the fit; for projections "body" if the call has tokens, otherwise "all". "body"
-        selects the attended tokens except the first token of each sequence and the `skip_ids` of
-        the fit. A function maps the arguments of the call, by name, to a bool tensor (B, T).
+        Tokens that the erasers change, as for :func:`collect`. By default `apply_to` of
+        :func:`fit_layers`, or else the tokens of the fit; for projections "body" if the call has
+        tokens, otherwise "all".
     side, feature_dim, output
         Tensor of a module to erase, as for :func:`collect`; for projections only, because `Erasers`
         store these arguments.
     strength : float
         Fraction of the erasure that is applied, above 0 and at most 1. A value below 1 steers and
-        does not erase: class means move by this fraction, and a linear probe that is fitted
-        afterwards predicts the concept as well as before
-        (:meth:`splince_fast.Projection.scaled`). With several sites, the activations at later sites
-        then differ from those of the fit.
+        does not erase (:meth:`splince_fast.Projection.scaled`): a linear probe that is fitted
+        afterwards predicts the concept as well as before.
 
     Returns
     -------
@@ -287,7 +265,7 @@ def install(
         placement = spec.placement
         erasers._check_tokens(tokens)
     selections = CallSelections(TokenRule.of(tokens, spec.skip_ids))
-    site_erasers: list[tuple[Module, SiteEraser]] = []
+    hooks: list[tuple[Module, SiteHook]] = []
     rank_zero = []
     for at_site, projection in pairs:
         for name, module in sites.find(model, at_site).items():
@@ -297,25 +275,22 @@ def install(
                     projection if strength == 1 else projection.scaled(strength), module, model
                 )
             _check_weight(name, module, eraser.n_features, placement.heads or 1)
-            site_eraser = SiteEraser(name, eraser, selections, placement)
+            hook = SiteHook(name, eraser, selections, placement)
             for device in running.devices_of(module) or running.devices_of(model):
-                site_eraser.copy_on(device)  # compiled calls do not keep copies that they make
-            site_erasers.append((module, site_eraser))
+                hook.copy_on(device)  # compiled calls do not keep copies that they make
+            hooks.append((module, hook))
             rank_zero += [] if eraser.rank else [name]
     if rank_zero:
         warn(
             f"the erasers at {listed(rank_zero)} have rank 0 and change nothing",
             NothingErasedWarning,
         )
-    return Installed(model, site_erasers, float(strength))
+    return Installed(model, hooks, float(strength))
 
 
 def _check_weight(name: str, module: Module, width: int, heads: int) -> None:
-    """Raise SiteError if no axis of a module's weight has the width of the eraser or of a head.
-
-    Modules without a plain `weight` are checked in their first call: the output of a bidirectional
-    LSTM, for instance, has twice the width of its parameters.
-    """
+    """Raise SiteError if no axis of a module's weight has the width of the eraser or of a head."""
+    # Modules without a plain `weight`, such as an LSTM, are checked in their first call.
     weight: Any = getattr(module, "weight", None)
     is_plain = type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.numel()
     if is_plain and not {width, width // heads} & set(weight.shape):

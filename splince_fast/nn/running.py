@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -53,10 +53,10 @@ def batch_to(batch: object, device: torch.device) -> Any:
 def evaluating(model: Module) -> Iterator[None]:
     """Disable a model's training mode, gradients and compiled code inside a ``with`` block."""
     modes = [(module, module.training) for module in model.modules()]
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        if "torch._dynamo" in sys.modules:  # compiled code does not run new hooks
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+    # Compiled code does not run new hooks.
+    is_compiler_loaded = "torch._dynamo" in sys.modules
+    eager = torch.compiler.set_stance("force_eager") if is_compiler_loaded else nullcontext()
+    with torch.no_grad(), eager:
         model.eval()
         try:
             yield
@@ -89,12 +89,7 @@ def check_inputs(batches: object, forward: object, name: str = "batches") -> Non
 def call(
     model: Module, batch: object, label_keys: Sequence[str], forward: Callable[..., object] | None
 ) -> Any:
-    """Return the output of a model for a batch.
-
-    If `forward` is None, a mapping is passed as keyword arguments without labels, a pair (inputs,
-    labels) as its inputs, another tuple or list as positional arguments, and any other batch as a
-    single argument. Errors of the model get a note with the types and shapes in the batch.
-    """
+    """Return the output of a model for a batch; its errors get a note on the batch."""
     try:
         return _call(model, batch, label_keys, forward)
     except (SplinceError, StopForward):
@@ -109,30 +104,25 @@ def _call(
 ) -> Any:
     if forward is not None:
         return forward(model, batch)
+    parameters = parameters_of(model)
     if isinstance(batch, Mapping):
-        parameters = parameters_of(model)
-        arguments = {
-            key: value
-            for key, value in batch.items()
-            if key not in label_keys and (parameters.any_keyword or key in parameters.names)
-        }
-        return model(**arguments)
+        any_key = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        keys = batch.keys() if any_key else {p.name for p in parameters}
+        inputs = {k: v for k, v in batch.items() if k in keys and k not in label_keys}
+        return model(**inputs)
     if isinstance(batch, tuple | list):
         if label_keys:  # (inputs, labels)
             return _call(model, batch[0], label_keys, None)
-        return model(*_positional(model, batch))
+        n_positional = sum(
+            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
+        )
+        if len(batch) <= n_positional or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return model(*batch)
+        if (len(batch), n_positional) == (2, 1):
+            return model(batch[0])
+        raise InputError(
+            f"a batch has {len(batch)} entries and {type(model).__name__}.forward takes "
+            f"{n_positional} argument(s); pass mappings, pairs (inputs, labels) with the names of "
+            "the labels, or forward=lambda model, batch: ..."
+        )
     return model(batch)
-
-
-def _positional(model: Module, batch: Sequence[object]) -> Sequence[object]:
-    """Return the positional arguments in a batch."""
-    n_positional = parameters_of(model).n_positional
-    if len(batch) <= n_positional:
-        return batch
-    if (len(batch), n_positional) == (2, 1):
-        return batch[:1]
-    raise InputError(
-        f"a batch has {len(batch)} entries and {type(model).__name__}.forward takes {n_positional} "
-        "argument(s); pass mappings, pairs (inputs, labels) with the names of the labels, or "
-        "forward=lambda model, batch: ..."
-    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Self
 
 import torch
@@ -22,79 +22,51 @@ from splince_fast.labels.names import listed
 
 Key = int | str | None
 
-# Parts of a dotted name that wrappers insert. Other modules than wrappers also have a submodule
-# called "module".
-_INFIXES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Submodules that wrappers of torch insert. Other modules also have a submodule called "module".
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-_HAS_INFIX = re.compile("|".join(("module", "base_model", *_INFIXES)))
 # Names of the input of a module that receives its input by keyword, in order of preference.
 _INPUT_KEYWORDS = ("hidden_states", "input", "x")
-_WILDCARDS = {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
-_NUMBERS = re.compile(r"\[(\d+)-(\d+)\]")  # brackets with numbers of several digits are no pattern
 
 
 # -- modules -------------------------------------------------------------------------------
 
 
 def clean_names(model: Module) -> Iterator[tuple[str, str, Module]]:
-    """Yield each module with its name, and its name without the parts that wrappers insert.
+    """Yield each module with its name, and its name without the parts that wrappers insert."""
 
-    A name keeps these parts if another module has the name without them.
-    """
-    modules = dict(model.named_modules(remove_duplicate=False))
-    clean = {
-        name: _without_infixes(name, modules) if _HAS_INFIX.search(name) else name
-        for name in modules
-    }
-    for name, new in clean.items():
-        is_taken = new != name and clean.get(new) == new and new not in ("", *prefixes(name))
-        yield name, name if is_taken else new, modules[name]
+    def submodules(outer: Module, name: str, clean: str) -> Iterator[tuple[str, str, Module]]:
+        yield name, clean, outer
+        for part, module in outer._modules.items():
+            if module is not None:
+                new = clean if _is_wrapped(outer, part, not clean) else _joined(clean, part)
+                yield from submodules(module, _joined(name, part), new)
+
+    yield from submodules(model, "", "")
+
+
+def _joined(name: str, part: str) -> str:
+    return f"{name}.{part}" if name else part
+
+
+def _is_wrapped(outer: Module, part: str, is_outermost: bool) -> bool:
+    """Return whether a wrapper inserts the submodule `part`; only wrappers are around `outer`."""
+    if part == "module":
+        return isinstance(outer, _PARALLEL) or (is_outermost and len(outer._modules) == 1)
+    is_peft = is_outermost and type(outer).__module__.startswith("peft.")
+    return part in _WRAPPED or (is_peft and part in ("base_model", "model"))
 
 
 def named_modules(model: Module) -> dict[str, Module]:
-    """Return the modules of a model by name, without the parts of names that wrappers insert.
-
-    A shared module occurs under each of its names. A wrapper hides the module that it wraps.
-    """
+    """Return modules by clean name; a shared module has several, and a wrapper hides its module."""
     modules: dict[str, Module] = {}
     for _, name, module in clean_names(model):
         modules.setdefault(name, module)
     return modules
 
 
-def _without_infixes(name: str, modules: Mapping[str, Module]) -> str:
-    """Return the name of one of `modules` without the parts that wrappers insert.
-
-    A submodule ``module`` is a wrapped module in the parallel wrappers of torch, and if it is the
-    only submodule of the outermost module. PEFT wraps a model as ``base_model``, and adapters of
-    weights wrap it once more as ``model``.
-    """
-    kept: list[str] = []
-    parent, previous = "", ""
-    for part in name.split("."):
-        outer = modules[parent]
-        is_only = not kept and len(outer._modules) == 1
-        is_infix = (
-            part in _INFIXES
-            or (part == "module" and (is_only or isinstance(outer, _PARALLEL)))
-            or (
-                not kept
-                and type(outer).__module__.startswith("peft.")
-                and (part == "base_model" or (part, previous) == ("model", "base_model"))
-            )
-        )
-        kept += [] if is_infix else [part]
-        parent, previous = f"{parent}.{part}" if parent else part, part
-    return ".".join(kept)
-
-
 def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, Module]:
-    """Return the modules that `at` selects, by name, in the order of the model.
-
-    A shared module occurs once. `at` holds dotted names, patterns and modules. In a pattern ``*``,
-    ``?`` and ``[...]`` match within one part of a dotted name, ``**`` also across dots. Raises
-    SiteError if no module matches an entry, or if a matching module is never called.
-    """
+    """Return the modules that names, patterns or modules select, each once, in their order."""
     if not isinstance(model, Module):
         raise SiteError(f"model is {described_type(model)}; it must be a torch.nn.Module")
     modules = named_modules(model)
@@ -115,54 +87,36 @@ def _matching(modules: Mapping[str, Module], clean: Mapping[str, str], site: obj
     """Return the names of the modules that one entry of `at` selects."""
     if isinstance(site, Module):
         matches = [name for name, module in modules.items() if module is site][:1]
-        if not matches:
-            raise SiteError(
-                f"at holds {described_type(site)} that is not in this model; pass "
-                "a submodule of the model, or its dotted name"
-            )
-        return matches
-    if not isinstance(site, str):
-        raise SiteError(
-            f"at holds {site!r}; a site is a dotted name, a pattern, or a module of the model"
+        error = (
+            f"at holds {described_type(site)} that is not in this model; pass a submodule of the "
+            "model, or its dotted name"
         )
-    pattern = _pattern(site)
-    matches = [name for name in modules if pattern.fullmatch(name)]
-    matches = matches or [new for name, new in clean.items() if pattern.fullmatch(name)]
-    if not matches:
-        raise SiteError(
+    elif isinstance(site, str):
+        parts = site.split(".")
+        matches = [name for name in modules if _matches(parts, name.split("."))]
+        matches = matches or [
+            new for name, new in clean.items() if _matches(parts, name.split("."))
+        ]
+        error = (
             f"no module of this model has the name or pattern {site!r}; model.named_modules() has "
             "all names"
         )
+    else:
+        matches = []
+        error = f"at holds {site!r}; a site is a dotted name, a pattern, or a module of the model"
+    if not matches:
+        raise SiteError(error)
     return matches
 
 
-def _pattern(site: str) -> re.Pattern[str]:
-    """Compile a pattern of names; raise SiteError if its brackets do not hold characters."""
-    for numbers in _NUMBERS.finditer(site):
-        first, last = map(int, numbers.groups())
-        if max(first, last) > 9:
-            names = [f"{site[: numbers.start()]}{i}{site[numbers.end() :]}"
-                     for i in range(first, last + 1)]  # fmt: skip
-            raise SiteError(
-                f"{site!r} is no pattern: brackets stand for one character, as in '[2-5]'; for the "
-                f"numbers {first} to {last} pass the list {names}"
-            )
-    parts = re.split(r"(\*\*\.?|\*|\?|\[[^\]]*\])", site)
-    parts[::2] = map(re.escape, parts[::2])
-    parts[1::2] = [_WILDCARDS.get(part) or _characters(part) for part in parts[1::2]]
-    try:
-        return re.compile("".join(parts))
-    except re.error as error:
-        raise SiteError(
-            f"{site!r} is no pattern ({error}): brackets hold single characters or ranges of them, "
-            "as in '[2-5]'"
-        ) from error
-
-
-def _characters(brackets: str) -> str:
-    """Return brackets in which ``!`` negates as those of a regular expression."""
-    characters = brackets[1:-1].replace("\\", r"\\").replace("^", r"\^")
-    return f"[{'^' + characters[1:] if characters.startswith('!') else characters}]"
+def _matches(pattern: list[str], parts: list[str]) -> bool:
+    """Return whether the parts of a name match those of a pattern; ``**`` is any number of them."""
+    if not pattern:
+        return not parts
+    first, rest = pattern[0], pattern[1:]
+    if first == "**":
+        return any(_matches(rest, parts[i:]) for i in range(0 if rest else 1, len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], first) and _matches(rest, parts[1:])
 
 
 def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> None:
@@ -234,25 +188,18 @@ def is_row_tensor(value: object) -> bool:
 
 
 def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Tensor, Key]:
-    """Return the tensor of a site in the output of its module, and its index or field.
-
-    If `key` is None, the tensor is the output itself, element 0 of a tuple or list, the field
-    ``last_hidden_state`` of a mapping, or else the first field of a mapping with a tensor of
-    floats. Otherwise `key` is the index or field. Raises SiteError if the tensor is not a tensor of
-    floats, or if `key` is None and another field has the same width along `feature_dim`.
-    """
+    """Return the tensor of a site in the output of its module, and its index or field."""
     if key is None and is_row_tensor(output):
         return output, None
     elements = _elements(output)
-    floating = [k for k, value in elements.items() if is_row_tensor(value)]
-    found: Key = key
+    keys, floating = list(elements), [k for k, value in elements.items() if is_row_tensor(value)]
+    found = key
     if key is None and isinstance(output, Mapping):
         found = "last_hidden_state" if "last_hidden_state" in output else next(iter(floating), None)
     elif not isinstance(key, str):
-        i, keys = key or 0, list(elements)
+        i = key or 0
         found = keys[i] if -len(keys) <= i < len(keys) else None
-    by_name = isinstance(found, str) and not isinstance(output, Mapping)
-    tensor = getattr(output, str(found), None) if by_name else elements.get(found)
+    tensor: Any = elements.get(found, getattr(output, str(found), None))
     if not is_row_tensor(tensor):
         hint = f"; output= can be {listed(floating)}" if floating else ""
         element = f"element {key!r} of " if key is not None else ""
@@ -260,7 +207,8 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
             f"the site {name!r} has no floating tensor: {element}{describe(output)}{hint}"
         )
     if key is None and found != "last_hidden_state" and isinstance(output, Mapping):
-        fields = [k for k in floating if _same_width(output[k], tensor, feature_dim)]
+        width = tensor.shape[feature_dim:][:1]
+        fields = [k for k in floating if output[k].shape[feature_dim:][:1] == width]
         if len(fields) > 1:
             raise SiteError(
                 f"the site {name!r} returns several tensors of the same width, {listed(fields)}: "
@@ -276,11 +224,6 @@ def _elements(output: object) -> dict[Key, Any]:
     if isinstance(output, Sequence) and not isinstance(output, str):
         return dict(enumerate(output))
     return {}
-
-
-def _same_width(first: Tensor, second: Tensor, axis: int) -> bool:
-    has_axis = all(-x.ndim <= axis < x.ndim for x in (first, second))
-    return has_axis and first.shape[axis] == second.shape[axis]
 
 
 def put(output: Any, key: Key, tensor: Tensor) -> Any:
@@ -483,14 +426,8 @@ class CollectionSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CollectionSpec:
         """Return the specification with the values that :meth:`to_dict` returned."""
-        return cls(
-            Placement.of(**values["placement"]),
-            str(values["tokens"]),
-            tuple(map(int, values["skip_ids"])),
-            str(values["weight"]),
-            values.get("apply_to"),
-            str(values.get("bias", "keep")),
-        )
+        placement, skip_ids = Placement.of(**values["placement"]), map(int, values["skip_ids"])
+        return cls(**{**values, "placement": placement, "skip_ids": tuple(skip_ids)})
 
 
 class BySite(Mapping[str, Any]):
@@ -529,11 +466,6 @@ class BySite(Mapping[str, Any]):
     def tokens(self) -> Any:
         """The rule that selected the tokens."""
         return self._recipe.tokens
-
-    @property
-    def skip_ids(self) -> tuple[int, ...]:
-        """Ids of tokens that the collection left out."""
-        return self._recipe.skip_ids
 
     def __getitem__(self, name: str) -> Any:
         try:

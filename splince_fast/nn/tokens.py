@@ -1,24 +1,22 @@
 """Tokens that a rule selects in a call of a model, computed from the arguments of the call.
 
-The activations (B, T, d) at a site show neither padding nor, during decoding with a cache, the
-positions of the tokens. The arguments of the call show both: `attention_mask`, `input_ids`, the
-cache and `position_ids`. Hooks on the model, and on modules around a site that take token ids and a
-mask, compute the selection once per call, for all sites. The innermost such call counts: the
-encoder and the decoder of one model have their own tokens.
+Activations (B, T, d) show neither padding nor the positions of decoded tokens; the arguments show
+both. Hooks on the model, and on modules around a site that take token ids, compute the selection
+once per call. The innermost call counts: the encoder and the decoder of a model have their own
+tokens.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,14 +31,13 @@ from splince_fast.nn.sites import clean_names, in_backward, prefixes
 MISSING_LABEL = -100
 
 RULES = ("body", "all", "first", "last")
-Rule = str | Callable[[Mapping[str, Any]], Tensor] | None
 
 
 @dataclass(frozen=True)
 class TokenRule:
     """Rule that selects tokens; None is "body" in a call with tokens, and "all" in other calls."""
 
-    rule: Rule = None
+    rule: str | Callable[[Mapping[str, Any]], Tensor] | None = None
     skip_ids: tuple[int, ...] = ()
 
     @classmethod
@@ -80,27 +77,25 @@ class Selection:
         if mask is None:
             return None
         token_shape = tuple(mask.shape)
+        # An export with a variable batch must not compare other sizes before the equal ones.
         if token_shape == shape:
             return None if self.all_selected else _on_device_of(x, mask)
-        # The rows are the same tokens in another form: downsampled, or with the tokens first. An
-        # export with a variable batch must not compare other sizes before the equal ones.
-        is_other_form = len(shape) > 1 and (self.only_mask or shape == token_shape[::-1])
         if len(shape) == 1 and shape[0] == mask.numel():
-            mask = mask.reshape(-1)
-        elif self.rule != "all" or is_other_form:
+            return _on_device_of(x, mask.reshape(-1))
+        # The rows are the same tokens in another form: downsampled, or with the tokens first.
+        is_other_form = len(shape) > 1 and (self.only_mask or shape == token_shape[::-1])
+        if self.rule != "all" or is_other_form:
             hint = "" if is_other_form else "tokens='all', or "
             raise SiteError(
                 f"the site {name!r} has shape {tuple(x.shape)}, and the call has tokens of "
                 f"shape {token_shape}; pass {hint}a function that returns a mask of the site's own "
                 "shape"
             )
-        elif len(shape) > len(token_shape) and shape[: len(token_shape)] == token_shape:
-            # The rows of a token are those of its heads.
-            n_more = len(shape) - len(token_shape)
-            mask = mask.reshape(*token_shape, *[1] * n_more).expand(shape)
-        else:  # a site without tokens, such as a pooled state or a module of a vision tower
-            return None
-        return _on_device_of(x, mask)
+        n_tokens = len(token_shape)
+        if shape[:n_tokens] == token_shape:  # the rows of a token are those of its heads
+            mask = mask.reshape(*token_shape, *[1] * (len(shape) - n_tokens)).expand(shape)
+            return _on_device_of(x, mask)
+        return None  # a site without tokens, such as a pooled state or a module of a vision tower
 
 
 def _on_device_of(x: Tensor, mask: Tensor) -> Tensor:
@@ -114,42 +109,29 @@ ALL_ROWS = Selection(None, "all")
 # -- arguments of a call -------------------------------------------------------------------
 
 
-class ForwardParameters(NamedTuple):
-    """Parameters of a forward method."""
-
-    names: tuple[str, ...]
-    any_keyword: bool
-    n_positional: float  # number of positional parameters, infinite for *args
-
-
 @functools.lru_cache(maxsize=1024)
-def _parameters(forward: Any) -> ForwardParameters:
+def _parameters(forward: Any) -> tuple[Parameter, ...]:
     try:
-        parameters = list(inspect.signature(forward).parameters.values())[1:]  # without self
+        return tuple(inspect.signature(forward).parameters.values())[1:]  # without self
     except (TypeError, ValueError):
-        return ForwardParameters((), True, math.inf)
-    kinds = [p.kind for p in parameters]
-    any_keyword, any_number = Parameter.VAR_KEYWORD in kinds, Parameter.VAR_POSITIONAL in kinds
-    n_positional = len(kinds) - kinds.count(Parameter.KEYWORD_ONLY) - any_keyword
-    names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    return ForwardParameters(tuple(names), any_keyword, math.inf if any_number else n_positional)
+        return (
+            Parameter("args", Parameter.VAR_POSITIONAL),
+            Parameter("kwargs", Parameter.VAR_KEYWORD),
+        )
 
 
-def parameters_of(module: Module) -> ForwardParameters:
+def parameters_of(module: Module) -> tuple[Parameter, ...]:
     """Return the parameters of the forward method of a module."""
     # accelerate replaces the method `forward` of the instance, but not that of the class.
     return _parameters(type(module).forward)
 
 
 def _past_length(
-    arguments: Mapping[str, Any], caches: Iterable[Any], n_masked: int
+    arguments: Mapping[str, Any], length: int, mask: Tensor | None
 ) -> int | Tensor | None:
-    """Return the number of earlier tokens; None if no argument shows it.
-
-    `n_masked` is the number of entries of the attention mask, less the number of tokens. If the
-    arguments show only that earlier tokens exist, as for recurrent models, their number is
-    `n_masked`, or 1 if the mask has no entries for them.
-    """
+    """Return the number of tokens before those of a call; None if no argument shows it."""
+    n_masked = 0 if mask is None else max(0, mask.shape[-1] - length)
+    caches = [value for key, value in arguments.items() if _is_cache(key, value)]
     for cache in caches:
         if hasattr(cache, "get_seq_length"):
             with suppress(ValueError):  # raised by a cache that holds recurrent states only
@@ -158,17 +140,14 @@ def _past_length(
             has_previous = cache.has_previous_state
             has_previous = has_previous() if callable(has_previous) else has_previous
             return max(1, n_masked) * bool(has_previous)
-        if hasattr(cache, "seqlen_offset"):
-            return cache.seqlen_offset
         if isinstance(cache, tuple | list) and (not cache or isinstance(cache[0], tuple | list)):
             # The axis of the tokens depends on the model, so that the mask is the better source.
             return n_masked or (int(cache[0][0].shape[-2]) if cache else 0)
     position = arguments.get("cache_position")
     if isinstance(position, Tensor) and position.numel():
-        first = position.reshape(-1)[0]
-        on_host = first.device.type == "cpu" and not torch.compiler.is_compiling()
-        return int(first) if on_host else first
-    return None
+        return position.reshape(-1)[0]
+    covers_past = mask is not None and mask.ndim == 2 and n_masked > 0
+    return n_masked if covers_past or not caches else None
 
 
 def _is_cache(key: str, value: object) -> bool:
@@ -214,37 +193,25 @@ def select(
     if skip_ids and rule == "body" and tokens is not ids:
         raise SiteError("skip_ids needs a call with input_ids, and this call has none")
     length = tokens.shape[1]
-    caches = {key: value for key, value in arguments.items() if _is_cache(key, value)}
-    positions: Any = arguments.get("position_ids")
-    if positions is not None and (positions.ndim != 2 or positions.shape[-1] != length):
-        positions = None
-    n_masked = 0 if mask is None else max(0, mask.shape[-1] - length)
-    n_past = _past_length(arguments, caches.values(), n_masked)
-    is_paged = False  # whether only positions show the tokens of a cache of unknown length
+    n_past = _past_length(arguments, length, mask)
     if n_past is None:
-        n_past = n_masked
-        covers_past = mask is not None and mask.ndim == 2 and n_masked > 0
-        is_paged = bool(caches) and not covers_past and positions is not None
-        if caches and rule in ("body", "first") and not (covers_past or is_paged):
+        if rule != "all":
+            caches = [key for key, value in arguments.items() if _is_cache(key, value)]
             raise SiteError(
-                f"the number of earlier tokens in {list(caches)} is unknown, so tokens={rule!r} "
-                "cannot find the first token; pass an attention_mask over all tokens so far, "
+                f"the number of earlier tokens in {caches} is unknown, so tokens={rule!r} "
+                "cannot find its tokens; pass an attention_mask over all tokens so far, "
                 "tokens='all', or a function of the call's inputs"
             )
-    if is_paged:  # its mask may have other keys than the tokens of the call
-        mask, n_past = mask if mask is not None and mask.ndim == 2 else None, 1
-    if mask is None and rule == "all":
+        n_past, mask = 0, mask if mask is not None and mask.ndim == 2 else None
+    is_step = length == 1 and isinstance(n_past, int) and n_past > 0
+    if mask is None and (rule == "all" or (is_step and rule != "first" and not skip_ids)):
         return selection_of(None, rule)
-    if mask is None and length == 1 and isinstance(n_past, int) and n_past > 0 and not is_paged:
-        if rule == "first":
-            return selection_of(_full(tokens, False), rule)
-        if not (skip_ids and rule == "body"):
-            return selection_of(None, rule)
-    mask = _full(tokens, True) if mask is None else mask
+    if mask is None:
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    positions = arguments.get("position_ids")
+    if positions is not None and (positions.ndim != 2 or positions.shape[-1] != length):
+        positions = None
     selected = _selected(rule, length, mask, n_past, positions)
-    if is_paged and rule == "last":  # of each of the packed sequences
-        ends = positions[:, 1:] != positions[:, :-1] + 1
-        selected = torch.cat([ends, selected[:, -1:]], 1)
     if selected.shape[0] == 1:  # a mask of all sequences
         selected = selected.expand(tokens.shape[:2])
     if rule == "body":
@@ -254,27 +221,21 @@ def select(
     return selection_of(selected, rule, on_host and bool(selected.all()))
 
 
-def _full(tokens: Tensor, value: bool) -> Tensor:
-    return torch.full(tokens.shape[:2], value, dtype=torch.bool, device=tokens.device)
-
-
 def _selected(
     rule: str, length: int, mask: Tensor, n_past: Any, positions: Tensor | None
 ) -> Tensor:
-    """Return the mask (B, T) of the attended tokens that a rule selects; B can be 1 for all rows.
-
-    Each of several sequences that a mask with queries separates has a first token; the last token
-    is that of the row. Raises SiteError if the attention mask is shorter than the tokens.
-    """
-    # The mask has shape (B, keys), (B, queries, keys) or (B, heads, queries, keys).
+    """Return the mask (B, T), or (1, T) for all rows, of the attended tokens of a rule."""
     n_keys = mask.shape[-1]
     if n_keys < length:
         raise SiteError(
             f"attention_mask has length {n_keys} for {length} tokens; pass one entry "
             "per token, cached tokens included"
         )
-    allowed = None if mask.ndim == 2 else _allowed(mask[:, 0] if mask.ndim == 4 else mask)
-    attended = mask != 0 if allowed is None else allowed.any(1)
+    attended = mask != 0
+    if mask.ndim > 2:  # (B, queries, keys) or (B, heads, queries, keys)
+        mask = mask[:, 0] if mask.ndim == 4 else mask
+        # Floats are added to attention scores, so that 0 marks an attended key.
+        attended = (mask == 0 if mask.is_floating_point() else mask != 0).any(1)
     # A mask may have no entries for cached tokens, or for those outside of a window. The mask of a
     # static cache also has entries for later tokens.
     latest = n_keys - length
@@ -282,16 +243,11 @@ def _selected(
     selected = _columns(attended, start, length)
     if rule == "all":
         return selected
-    # The rank of a token is the number of tokens of its sequence up to and including the token.
-    rank = _columns(attended.cumsum(1), start, length)
+    rank = _columns(attended.cumsum(1), start, length)  # number of tokens up to and including each
     if rule == "last":
         return selected & (rank == rank[:, -1:])
-    if allowed is not None:
-        queries = torch.arange(length, device=mask.device) + start
-        is_earlier = torch.arange(n_keys, device=mask.device) <= queries.unsqueeze(1)
-        rank = (allowed[:, -length:] & is_earlier).sum(-1)
     is_first = rank == 1 - (n_past - start)
-    if positions is not None:
+    if positions is not None:  # a row of several sequences has several first tokens
         is_first = is_first | (positions == 0)
     return selected & (is_first if rule == "first" else ~is_first)
 
@@ -303,22 +259,7 @@ def _columns(x: Tensor, start: int | Tensor, length: int) -> Tensor:
     return x[:, start : start + length]
 
 
-def _allowed(mask: Tensor) -> Tensor:
-    """Return which keys each query attends to, for a mask (B, queries, keys)."""
-    if not mask.is_floating_point():
-        return mask != 0
-    # A float mask is added to attention scores, so that 0 marks an attended key, unless it has
-    # positive entries: it is then a mask of zeros and ones. The test stays on the device.
-    return (mask > 0) | ((mask == 0) & ~(mask > 0).any())
-
-
 # -- running calls -------------------------------------------------------------------------
-
-
-class _ThreadState(threading.local):
-    """The innermost running call of a thread: its selection, and the call around it."""
-
-    call: tuple[Selection, Any] | None = None
 
 
 class CallSelections:
@@ -328,8 +269,9 @@ class CallSelections:
         self.token_rule = token_rule
         self.n_calls = 0  # without compiled calls
         self.ran_compiled = False
+        # The innermost running call: its selection, and the call around it.
+        self._thread = threading.local()
         self._compiled_call: tuple[Selection, Any] | None = None  # compiled code reads no threads
-        self._thread = _ThreadState()
         # Whether a call that recorded gradients selected only some rows; a tensor on a device.
         self._is_partial: bool | Tensor = False
         self._handles: list[RemovableHandle] = []
@@ -343,15 +285,12 @@ class CallSelections:
         self.__dict__.update(state)
 
     def current(self, name: str) -> Selection:
-        """Return the selection of the running call; error messages name the site `name`.
-
-        Gradient checkpointing runs modules again in the backward pass, outside of a call: all rows
-        are then selected, or SiteError is raised if the calls selected only some.
-        """
+        """Return the selection of the running call; error messages name the site `name`."""
         call = self._call()
         if call is not None:
             return call[0]
         may_be_all = self.token_rule.rule in (None, "all")
+        # Gradient checkpointing runs modules again in the backward pass, outside of a call.
         if in_backward() and not (may_be_all and not bool(self._is_partial)):
             raise SiteError(
                 f"the site {name!r} runs again in a backward pass (gradient checkpointing), where "
@@ -366,7 +305,9 @@ class CallSelections:
         return ALL_ROWS
 
     def _call(self) -> tuple[Selection, Any] | None:
-        return self._compiled_call if torch.compiler.is_compiling() else self._thread.call
+        if torch.compiler.is_compiling():
+            return self._compiled_call
+        return getattr(self._thread, "call", None)
 
     def attach(self, model: Module, names: Iterable[str]) -> None:
         """Add hooks to a model, and to modules around the sites `names` that take tokens."""
@@ -374,7 +315,8 @@ class CallSelections:
         for _, name, module in clean_names(model):
             if name not in ancestors:
                 continue
-            parameters = parameters_of(module).names
+            kinds = Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL
+            parameters = tuple(p.name for p in parameters_of(module) if p.kind not in kinds)
             if module is model or "input_ids" in parameters:
                 enter = functools.partial(self._enter, parameters, module is model)
                 self._handles += [
@@ -401,18 +343,17 @@ class CallSelections:
                 self.n_calls += 1
         arguments = {**dict(zip(parameters, args, strict=False)), **kwargs}
         outer = self._call()
-        keys = "input_ids", "inputs_embeds"
-        tokens = next((t for key in keys if (t := arguments.get(key)) is not None), None)
+        ids, embeds, mask = map(arguments.get, ("input_ids", "inputs_embeds", "attention_mask"))
+        tokens = embeds if ids is None else ids
         # A module of embeddings has the tokens of the call around it, and no attention mask.
-        is_same = tokens is None or (
-            outer is not None
-            and tokens is outer[0].tokens
-            and arguments.get("attention_mask") is None
-        )
-        if outer is None or is_root or not is_same:
-            selection = select(self.token_rule, arguments, parameters)
-        else:
+        if (
+            outer
+            and not is_root
+            and (tokens is None or (tokens is outer[0].tokens and mask is None))
+        ):
             selection = outer[0]
+        else:
+            selection = select(self.token_rule, arguments, parameters)
         self._compiled_call = selection, self._compiled_call
         if compiling:
             return
@@ -424,7 +365,8 @@ class CallSelections:
 
     def _leave(self, module: Module, args: object, output: object) -> None:
         """End a call; also runs if the module raises an error."""
+        call = self._call()
         if self._compiled_call is not None:
             self._compiled_call = self._compiled_call[1]
-        if not torch.compiler.is_compiling() and self._thread.call is not None:
-            self._thread.call = self._thread.call[1]
+        if not torch.compiler.is_compiling() and call is not None:
+            self._thread.call = call[1]

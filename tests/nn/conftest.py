@@ -301,11 +301,20 @@ def is_erased(found: Any, x: Any, p: Any, rows: Any = None) -> bool:
     return right and torch.equal(found[~rows], x[~rows])
 
 
-def identity() -> Any:
-    """A model whose only site, "0", returns its input."""
+def model_of(form: Callable[[Any], Any]) -> Any:
+    """A model whose only site, "0", returns a function of its input."""
     import torch
 
-    return torch.nn.Sequential(torch.nn.Identity())
+    class Site(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return form(x)
+
+    return torch.nn.Sequential(Site())
+
+
+def identity() -> Any:
+    """A model whose only site, "0", returns its input."""
+    return model_of(lambda x: x)
 
 
 def hooks_in(model: Any) -> int:

@@ -393,7 +393,7 @@ def test_products_that_are_rounded_are_refused(monkeypatch: pytest.MonkeyPatch) 
                            labels="z")  # fmt: skip
 
     collect(300)
-    assert seen[:2] == [((16, 300), (300, 64))] * 2  # the probe and the first panel
+    assert seen[:2] == [((64, 300), (300, 64))] * 2  # the probe and the product
     with pytest.raises(sf.InputError, match="TF32"):
         collect(4000)
     # Doubles are not concerned.

@@ -25,7 +25,7 @@ from splince_fast.moments.state import Scatter  # noqa: E402
 from splince_fast.nn import accumulate  # noqa: E402
 from splince_fast.nn.accumulate import RowLabels, SiteSums  # noqa: E402
 from splince_fast.nn.collection import SelectedRows  # noqa: E402
-from splince_fast.nn.hooks import SiteEraser  # noqa: E402
+from splince_fast.nn.hooks import SiteHook  # noqa: E402
 from splince_fast.nn.running import batch_to  # noqa: E402
 from splince_fast.nn.tokens import Selection, TokenRule, select  # noqa: E402
 
@@ -95,10 +95,9 @@ def test_any_row_of_a_block_that_is_not_finite_is_named(bad: int, size: int, sum
     assert found.accumulator.state is None or not found.accumulator.state.n_rows
 
 
-@pytest.mark.parametrize("width", [8, 70])
-def test_sums_on_a_device_equal_those_of_the_core(width: int, sums: Any) -> None:
+def test_sums_on_a_device_equal_those_of_the_core(sums: Any) -> None:
     """Weights, classes, missing labels, columns and a reference point far away, in float32."""
-    rng = np.random.default_rng(0)
+    rng, width = np.random.default_rng(0), 70
     X = (rng.normal(size=(9000, width)) + 50 + np.linspace(0, 3, 9000)[:, None]).astype(np.float32)
     labels = {"z": rng.integers(0, 3, 9000), "y": rng.normal(size=(9000, 2))}
     labels["missing"] = np.ma.masked_equal(rng.integers(0, 3, 9000), 0)
@@ -131,10 +130,10 @@ def test_sums_on_a_device_equal_those_of_the_core(width: int, sums: Any) -> None
 def test_erasers_are_copied_when_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: dict[str, list[Any]] = {}
 
-    def copy_on(self: SiteEraser, device: Any) -> None:
+    def copy_on(self: SiteHook, device: Any) -> None:
         copied.setdefault(self.name, []).append(device)
 
-    monkeypatch.setattr(SiteEraser, "copy_on", copy_on)
+    monkeypatch.setattr(SiteHook, "copy_on", copy_on)
     parts = [torch.nn.Linear(16, 16, device="meta") for device in GPUS]
     with FakeTensorMode():
         for part, device in zip(parts, GPUS, strict=True):

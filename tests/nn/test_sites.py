@@ -87,29 +87,12 @@ def test_models_of_peft_have_the_names_of_the_base_model(kind: str) -> None:
 
 
 def test_names_that_named_modules_prints_are_accepted() -> None:
-    """Also of wrappers; a name that another module has keeps the parts of its wrapper."""
+    """Also of wrappers."""
     block = torch.nn.Sequential(PreNorm())
     for model in (torch.compile(block, backend="eager"), torch.nn.DataParallel(block)):
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm):
                 assert list(sites.find(model, name).values()) == [module]
-    model = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(16)})
-    model["_orig_mod"] = torch.nn.ModuleDict({"norm": torch.nn.BatchNorm1d(16)})
-    assert sites.find(model, "norm") == {"norm": model["norm"]}
-    assert sites.find(model, "_orig_mod.norm") == {"_orig_mod.norm": model["_orig_mod"]["norm"]}
-
-
-def test_brackets_hold_characters_not_numbers() -> None:
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)))
-    assert list(sites.find(model, "[2-4]")) == ["2", "3", "4"]
-    for pattern, numbers in (("[5-10]", range(5, 11)), ("[1-10]", range(1, 11))):
-        with pytest.raises(snn.SiteError, match="brackets stand for one character") as caught:
-            sites.find(model, pattern)
-        names = [str(i) for i in numbers]
-        assert f"pass the list {names}" in str(caught.value)
-        assert list(sites.find(model, names)) == names
-    with pytest.raises(snn.SiteError, match=r"'\[z-a\]' is no pattern"):
-        sites.find(model, "[z-a]")
 
 
 # --- outputs --------------------------------------------------------------------------------------

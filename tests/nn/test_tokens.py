@@ -54,25 +54,6 @@ def test_decoding_with_a_state_erases_as_without(padded: bool) -> None:
     assert (erased - plain).abs()[body].max() > 0.1
 
 
-def test_generation_of_a_state_model_with_fitted_erasers() -> None:
-    model = tiny("mamba")
-    batch = {**inputs("mamba", n=100), "z": torch.arange(100) % 2}
-    site = "backbone.norm_f"
-    erasers = snn.collect(model, [batch], site, labels="z").erasers(sf.leace, erase="z")
-    ids = batch["input_ids"][3:5]
-
-    def generate() -> None:
-        model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
-
-    with snn.install(model, erasers):
-        found = states(model, site, generate)
-    p = erasers[site]
-    first, later = found[0][:, 0].double().numpy(), torch.cat(found[1:]).double().numpy()
-    assert len(found) == 4
-    assert np.abs(later @ p.right - p.bias).max() < 1e-5  # every step after the first is erased
-    assert np.abs(first @ p.right - p.bias).max() > 1e-3  # control: the first token is not
-
-
 IDS = torch.tensor([[7], [8]])
 
 
@@ -91,8 +72,6 @@ def test_the_length_of_a_cache_is_read_in_all_its_forms() -> None:
     assert of(past_key_values=()) == no
     assert of(cache=[(keys, keys)]) == yes  # as transformers 5.24 names it
     assert of(cache=(), use_cache=True) == no
-    assert of(cache_params=types.SimpleNamespace(seqlen_offset=3)) == yes
-    assert of(cache_params=types.SimpleNamespace(seqlen_offset=0)) == no
     assert of(cache_params=types.SimpleNamespace(has_previous_state=True)) == yes
     assert of(cache_params=types.SimpleNamespace(has_previous_state=lambda: False)) == no
     with pytest.raises(snn.SiteError, match=r"\['state'\].*is unknown"):
@@ -116,19 +95,23 @@ def test_a_mask_may_cover_the_new_tokens_only() -> None:
     assert of(attention_mask=ones) == [[False], [False]]
 
 
-@pytest.mark.parametrize("rule", ["body", "first", None])
+@pytest.mark.parametrize("rule", ["body", "first", "last", None])
 def test_a_cache_of_unknown_length_is_an_error(rule: Any) -> None:
     call = {"input_ids": IDS, "my_cache": types.SimpleNamespace(states=1)}
-    with pytest.raises(
-        snn.SiteError, match=r"\['my_cache'\].*pass an attention_mask.*tokens='all'"
-    ):
-        select(TokenRule(rule), call)
-    # A mask over all tokens tells the position, and these rules need none.
+    paged = {**call, "position_ids": IDS, "attention_mask": torch.ones(2, 1, 1, 4).bool()}
+    for unknown in (call, paged):
+        with pytest.raises(
+            snn.SiteError, match=r"\['my_cache'\].*pass an attention_mask.*tokens='all'"
+        ):
+            select(TokenRule(rule), unknown)
+        # These rules need no position.
+        for other in ("all", lambda call: call["input_ids"] > 0):
+            mask = select(TokenRule(other), unknown).mask
+            assert mask is None or mask.all()
+    # A mask over all tokens tells the position.
     long = torch.ones(2, 4, dtype=torch.long)
     found = select(TokenRule(rule), {**call, "attention_mask": long}).mask
     assert bool(found.all()) is (rule != "first")
-    for other in ("all", lambda call: call["input_ids"] > 7):
-        select(TokenRule(other), call)
 
 
 # --- calls inside calls, and none ----------------------------------------------------------------
@@ -173,33 +156,17 @@ def test_sites_with_tokens_and_without_are_not_mixed() -> None:
     assert list(snn.fit_layers(model, batches, both, sf.leace, erase="z", tokens="all")) == both
 
 
-def test_the_first_token_needs_no_ids() -> None:
-    model, p = tiny("vit"), projection()
-    site = site_of("vit", model)
-    batch = {**inputs("vit", n=60), "z": torch.arange(60) % 2}
-    images = {"pixel_values": batch["pixel_values"]}
-    found = snn.collect(model, [batch], site, labels="z", tokens="first")
-    assert (found.tokens, found[site].n_rows) == ("first", 60)
-    (plain,) = states(model, site, lambda: model(**images))
-    mean = plain[:, 0].double().mean(0)
-    assert np.allclose(found[site].mean, mean, atol=1e-6)
-    first = torch.zeros(plain.shape[:2], dtype=torch.bool)
-    first[:, 0] = True
-    for erasers in ({site: p}, found.erasers(sf.leace, erase="z")):
-        with snn.install(model, erasers, tokens="first"):
-            (erased,) = states(model, site, lambda: model(**images))
-            assert is_erased(erased, plain, erasers[site], first)
-    with (
-        snn.install(model, {site: p}, tokens="last"),
-        pytest.raises(snn.SiteError, match="tokens='last' needs a call with input_ids"),
+def test_rules_that_need_ids_say_so() -> None:
+    vit = tiny("vit")
+    for model, site, tokens, x in (
+        (vit, site_of("vit", vit), "last", inputs("vit")["pixel_values"]),
+        (identity(), "0", "first", torch.randn(3, 16)),
     ):
-        model(**images)
-    flat = identity()
-    with (
-        snn.install(flat, {"0": p}, tokens="first"),
-        pytest.raises(snn.SiteError, match="tokens='first' needs"),
-    ):
-        flat(torch.randn(3, 16))
+        with (
+            snn.install(model, {site: projection()}, tokens=tokens),
+            pytest.raises(snn.SiteError, match=f"tokens='{tokens}' needs a call with input_ids"),
+        ):
+            model(x)
 
 
 @pytest.mark.parametrize(("name", "site"), [("bert", ""), ("t5", "encoder"), ("t5", "decoder")])
@@ -286,35 +253,6 @@ def test_tokens_by_position_are_seen_through_a_wrapper() -> None:
         assert not torch.equal(wrapped(**batch).last_hidden_state, by_name)
 
 
-def test_tokens_are_seen_in_a_submodule_called_module() -> None:
-    """The outer model takes a batch, and the module inside takes its tokens."""
-
-    class Inner(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = torch.nn.ModuleDict({"bert": tiny("bert")})
-            self.other = torch.nn.Identity()
-
-        def forward(self, batch: Any) -> Any:
-            return self.other(self.module["bert"](**batch).last_hidden_state)
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.other = Inner(), torch.nn.Identity()
-
-        def forward(self, batch: Any) -> Any:
-            return self.other(self.inner(batch))
-
-    model, batch = Model(), inputs("bert")
-    plain = model(batch)
-    with snn.install(model, {"inner.module.bert.encoder.layer.1": projection()}):
-        found = model(batch)
-    attended = batch["attention_mask"].bool()
-    assert torch.equal(found[~attended], plain[~attended])
-    assert not torch.equal(found[attended], plain[attended])
-
-
 def test_an_interrupted_call_leaves_no_tokens_to_the_next() -> None:
     """Hooks of the end of a call do not run after a KeyboardInterrupt."""
 
@@ -366,27 +304,6 @@ def test_masks_of_queries_and_keys(heads: bool, dtype: Any) -> None:
 # --- modules of embeddings -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("site", ["embeddings", "embeddings.LayerNorm"])
-def test_embeddings_have_the_mask_of_the_call_around_them(site: str) -> None:
-    model, p = tiny("bert"), projection()
-    ids = inputs("bert", n=2, length=6)["input_ids"]
-    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]])
-    (plain,) = states(model, site, lambda: model(ids, mask))
-    expected = {
-        "all": mask.tolist(),
-        "body": [[0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1]],
-        "first": [[1, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]],
-        "last": [[0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1]],
-    }
-    batch = {"input_ids": ids, "attention_mask": mask, "z": torch.tensor([0, 1])}
-    for tokens, rows in expected.items():
-        with snn.install(model, {site: p}, tokens=tokens):
-            (erased,) = states(model, site, lambda: model(ids, mask))
-        assert is_erased(erased, plain, p, torch.tensor(rows).bool()), tokens
-        found = snn.collect(model, [batch], site, labels="z", tokens=tokens)
-        assert found[site].n_rows == np.sum(rows)
-
-
 def test_embeddings_have_the_cache_of_the_call_around_them() -> None:
     model, site = tiny("gemma3"), "model.embed_tokens"  # takes input_ids, and nothing else
     ids = inputs("gemma3", n=2)["input_ids"]
@@ -418,10 +335,6 @@ def test_a_nested_call_with_tokens_of_its_own_has_its_own_selection() -> None:
         def forward(self, input_ids: Any, attention_mask: Any, inner: Any, past: Any = None) -> Any:
             return self.masked(input_ids), self.inner(inner, past)
 
-    class EncoderDecoder(Model):
-        def forward(self, input_ids: Any, decoder_input_ids: Any, attention_mask: Any) -> Any:
-            return self.inner(input_ids)
-
     model, ids = Model(), torch.ones(2, 3, dtype=torch.long)
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
     keys = torch.zeros(2, 1, 3, 4)
@@ -436,8 +349,6 @@ def test_a_nested_call_with_tokens_of_its_own_has_its_own_selection() -> None:
     assert n_erased(model, "inner.embed", ids, mask, ids[:, :2]) == [1, 1]
     assert n_erased(model, "masked.embed", ids, mask, ids) == [1, 2]  # the same tokens
     assert n_erased(model, "inner.embed", ids, None, ids, [(keys, keys)]) == [3, 3]
-    # The tokens of the call are those of the decoder.
-    assert n_erased(EncoderDecoder(), "inner.embed", ids, ids, mask) == [2, 2]
 
 
 # --- masks of other lengths and forms ------------------------------------------------------------
@@ -471,6 +382,17 @@ def test_a_mask_of_a_static_cache_selects_as_one_of_the_tokens_so_far() -> None:
         assert selected("first", 2, mask[:, :4], **cache) == [[1, 0], [0, 0]]
 
 
+def test_skipped_ids_are_left_out_after_a_cache() -> None:
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]])
+    cache = types.SimpleNamespace(get_seq_length=lambda: 3)
+    call = {"input_ids": torch.tensor([[7, 8], [8, 7]]), "past_key_values": cache}
+    found = select(TokenRule("body", (7,)), {**call, "attention_mask": mask}).mask
+    assert found.tolist() == [[False, True], [True, False]]
+    step = {**call, "input_ids": IDS}
+    for given in (step, {**step, "attention_mask": mask[:, :4]}):
+        assert select(TokenRule("body", (7,)), given).mask.tolist() == [[False], [True]]
+
+
 def test_steps_of_any_length_select_the_same_tokens() -> None:
     model, site = tiny("llama"), "model.layers.1"
     cache = cache_name(model)
@@ -502,25 +424,6 @@ def test_steps_of_any_length_select_the_same_tokens() -> None:
     assert found[site].weight == 14
 
 
-@pytest.mark.parametrize("is_float", [False, True])
-@pytest.mark.parametrize("with_heads", [False, True])
-def test_each_packed_sequence_has_a_first_token(is_float: bool, with_heads: bool) -> None:
-    blocks = torch.block_diag(*(torch.ones(n, n).tril() for n in (3, 5)))[None]
-    mask = torch.where(blocks.bool(), 0.0, torch.finfo(torch.float32).min)
-    mask = mask if is_float else blocks.bool()
-    mask = mask[:, None] if with_heads else mask
-    assert selected("all", 8, mask) == [[1] * 8]
-    assert selected("first", 8, mask) == [[1, 0, 0, 1, 0, 0, 0, 0]]
-    assert selected("body", 8, mask) == [[0, 1, 1, 0, 1, 1, 1, 1]]
-    assert selected("last", 8, mask) == [[0, 0, 0, 0, 0, 0, 0, 1]]  # of the row
-    both = [mask.expand(2, *mask.shape[1:]), mask]  # one mask for all sequences
-    shared = [
-        select(TokenRule("all"), {"input_ids": torch.ones(2, 8), "attention_mask": m}).mask
-        for m in both
-    ]
-    assert torch.equal(*shared)
-
-
 def test_a_window_leaves_earlier_tokens_attended() -> None:
     whole = torch.ones(6, 6).tril().bool() & torch.ones(6, 6).triu(-2).bool()
     whole = whole.expand(2, 1, 6, 6).clone()
@@ -533,14 +436,6 @@ def test_a_window_leaves_earlier_tokens_attended() -> None:
         assert selected("body", 1, mask, 5) == selected("last", 1, mask, 5) == [[1], [1]]
         assert selected("first", 1, mask, 5) == [[0], [0]]
     assert selected("first", 1, whole[:, :, 2:3, :3], 2) == [[1], [0]]
-
-
-def test_a_float_mask_of_zeros_and_ones_is_not_added_to_scores() -> None:
-    keys = torch.tensor([[0, 1, 1], [1, 1, 1]])
-    for mask in (keys, keys.float(), keys.bool()):
-        queries = mask[:, None].expand(2, 3, 3)
-        assert selected("all", 3, queries) == selected("all", 3, mask) == keys.tolist()
-    assert selected("all", 3, torch.zeros(2, 1, 3, 3)) == [[1, 1, 1]] * 2  # added to scores
 
 
 # --- sites of other shapes -----------------------------------------------------------------------
@@ -580,42 +475,6 @@ def test_all_selects_attended_tokens_in_every_form_of_the_tokens() -> None:
 
 
 # --- other ways to call --------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore")  # of torch and transformers
-@pytest.mark.parametrize(
-    "tokens", [None, "last", *(pytest.param(t, marks=pytest.mark.slow) for t in ("first", "all"))]
-)
-def test_continuous_batching_erases_as_one_request_at_a_time(tokens: Any) -> None:
-    """Requests are packed into one row with a paged cache; `position_ids` tell them apart."""
-    transformers = pytest.importorskip("transformers")
-    model = tiny("llama")
-    if not hasattr(model, "generate_batch"):
-        pytest.skip("needs transformers with continuous batching")
-    g = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(3, 50, (n,), generator=g).tolist() for n in (5, 3, 7)]
-    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    config = transformers.GenerationConfig(**options, eos_token_id=-1)
-    rng = np.random.default_rng(0)
-    direction = rng.normal(size=(16, 1))
-    direction /= np.linalg.norm(direction)
-    p = sf.Projection(direction, direction, 4 * direction[:, 0])
-
-    def one_by_one() -> list[list[int]]:
-        return [
-            model.generate(
-                input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(),
-                **options, eos_token_id=None,
-            )[0, len(ids) :].tolist()
-            for ids in prompts
-        ]  # fmt: skip
-
-    plain = one_by_one()
-    with snn.install(model, {"model.layers.*": p}, tokens=tokens):
-        found = model.generate_batch(inputs=prompts, generation_config=config)
-        expected = one_by_one()
-    assert sorted(result.generated_tokens for result in found.values()) == sorted(expected)
-    assert (expected == plain) == (tokens == "first")  # control: a token of five is too little
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -19,22 +19,11 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import is_erased, projection  # noqa: E402
-from nn.test_eraser import exact, spacing_differs  # noqa: E402
+from nn.conftest import identity, is_erased, model_of, projection  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast._kernels.row_kernels import PackedFactors  # noqa: E402
 from splince_fast._runtime import torch_rows  # noqa: E402
 from splince_fast.nn import hooks  # noqa: E402
-
-
-def site(form: Callable[[Any], Any] = lambda x: x) -> Any:
-    """A model whose only site returns its input in a chosen form."""
-
-    class Site(torch.nn.Module):
-        def forward(self, x: Any) -> Any:
-            return form(x)
-
-    return torch.nn.Sequential(Site())
 
 
 @pytest.fixture
@@ -59,7 +48,7 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 )
 def test_kernel_results_are_exact_to_rounding(width: int, rank: int, by_kernel: list[bool]) -> None:
     p = projection(width, rank)
-    model = site()
+    model = identity()
     with contextlib.nullcontext() if rank else pytest.warns(sf.NothingErasedWarning):
         snn.install(model, {"0": p})
     for shape in ((width,), (1, 1, width), (3, width), (2, 5, width)):
@@ -75,19 +64,6 @@ def test_kernel_results_are_exact_to_rounding(width: int, rank: int, by_kernel: 
     assert by_kernel == [True] * 4
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_kernel_rounds_16_bits_once(dtype: torch.dtype, by_kernel: list[bool]) -> None:
-    p, model = projection(64, 2), site()
-    x = (torch.randn(500, 64, generator=torch.Generator().manual_seed(0)) * 3 + 1).to(dtype)
-    with snn.install(model, {"0": p}):
-        found = model(x)
-    assert by_kernel == [True]
-    assert found.dtype == dtype
-    share, largest = spacing_differs(found, exact(p, x), x)
-    assert share <= 1e-3
-    assert largest <= 1.0
-
-
 @pytest.mark.parametrize("known", [True, False])  # in memory, and by torch
 @pytest.mark.parametrize("rank", [2, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -99,7 +75,7 @@ def test_rows_that_are_not_selected_keep_their_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch_rows, "is_in_torch_dispatch_mode", lambda: not known)
-    p, model = projection(rank=rank), site()
+    p, model = projection(rank=rank), identity()
     mask = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)) < 0.5
     x = torch.randn(4, 7, 16).to(dtype)
     x[..., 0][~mask] = torch.nan  # also this one, and it reaches no other row
@@ -126,21 +102,21 @@ def test_a_torch_without_detection_of_modes_erases_all_rows(
     assert torch_rows.erased_in_memory(factors, torch.ones(2, 4)) is not None
 
 
-def test_another_axis_and_another_output_go_through_torch(by_kernel: list[bool]) -> None:
+def test_another_axis_and_another_output_are_erased(by_kernel: list[bool]) -> None:
     """Also where what is at the usual place is as wide."""
     p, x = projection(), torch.randn(3, 16, 16)
-    model, several = site(), site(lambda x: (x, x + 1))
+    model, several = identity(), model_of(lambda x: (x, x + 1))
     with snn.install(model, {"0": p}, feature_dim=1):
         assert is_erased(model(x).movedim(1, -1), x.movedim(1, -1), p)
     with snn.install(several, {"0": p}, output=1):
         first, second = several(x)
     assert torch.equal(first, x)
     assert is_erased(second, x + 1, p)
-    assert not by_kernel
+    assert by_kernel == [True] * 2
 
 
 def test_every_float_of_any_number_of_rows(by_kernel: list[bool]) -> None:
-    p, model = projection(64, 2), site()
+    p, model = projection(64, 2), identity()
     with snn.install(model, {"0": p}):
         for x in (torch.randn(5000, 64), torch.randn(3, 64).double()):
             assert is_erased(model(x).float(), x.float(), p)
@@ -155,7 +131,7 @@ def test_every_float_of_any_number_of_rows(by_kernel: list[bool]) -> None:
 
 def test_results_out_of_range_of_float16_are_infinite_as_in_torch(by_kernel: list[bool]) -> None:
     axis = np.eye(4)[:, :1]
-    model, x = site(), torch.full((2, 4), 60000.0).half()
+    model, x = identity(), torch.full((2, 4), 60000.0).half()
     with snn.install(model, {"0": sf.Projection(-axis, axis, np.zeros(4))}):
         found = model(x)
     assert torch.equal(found[:, 0], torch.full((2,), torch.inf).half())
@@ -166,7 +142,7 @@ def test_results_out_of_range_of_float16_are_infinite_as_in_torch(by_kernel: lis
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_strides_are_read_as_they_are(dtype: torch.dtype, by_kernel: list[bool]) -> None:
     """The same bits as those of a copy in C order."""
-    p, model = projection(), site()
+    p, model = projection(), identity()
     with snn.install(model, {"0": p}):
         for x in (torch.randn(16, 5).T, torch.randn(4, 16, 5).mT, torch.randn(6, 32)[::2, ::2]):
             x = x.to(dtype)
@@ -275,7 +251,7 @@ def functions(model: Any) -> bool:
 def test_other_tensors_go_through_torch(
     case: Callable[[Any], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = site()
+    model = identity()
     with snn.install(model, {"0": projection()}):
         model(torch.randn(3, 16))
         assert case(model)
@@ -286,7 +262,7 @@ def test_other_tensors_go_through_torch(
 
 
 def test_a_tensor_without_its_memory_is_not_read() -> None:
-    model, x = site(), torch.randn(3, 16)
+    model, x = identity(), torch.randn(3, 16)
     snn.install(model, {"0": projection()})
     x.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="not allocated"):
