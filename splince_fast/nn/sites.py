@@ -223,6 +223,11 @@ class Placement:
                 f"output is {output!r}; it must be the index or the name of an element of the "
                 "module's output, and side must be 'output'"
             )
+        if heads is not None and not (is_integer(heads) and heads > 0):
+            raise InputError(
+                f"heads is {heads!r}; it must be a positive integer, such as "
+                "model.config.num_attention_heads or model.config.num_key_value_heads"
+            )
         if heads is not None and feature_dim != -1:
             raise InputError("heads= splits the last axis; leave feature_dim at -1")
         return cls(side, feature_dim, output, heads)
@@ -388,23 +393,6 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> No
             f"the site {name!r} has shape {tuple(x.shape)}, and axis {feature_dim} must have "
             f"width {width}, as the eraser or earlier activations{hint}"
         )
-
-
-def number_of_heads(model: Module, heads: object) -> int | None:
-    """Return the number of heads; a string names an attribute of the model's configuration."""
-    number = heads
-    if isinstance(heads, str):
-        config: Any = getattr(model, "config", None)
-        text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        number = getattr(config, heads, getattr(text_config, heads, None))
-    if heads is None:
-        return None
-    if not is_integer(number) or number < 1:
-        raise InputError(
-            f"heads is {heads!r}; it must be a positive integer, or an attribute of the model's "
-            "configuration that holds one, such as 'num_attention_heads' or 'num_key_value_heads'"
-        )
-    return int(number)
 
 
 def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:

@@ -61,20 +61,20 @@ def labels_of(batches: list[dict[str, Any]]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("at", "side", "heads", "n"),
+    ("at", "side", "heads"),
     [
-        ("model.layers.1.self_attn.o_proj", "input", "num_attention_heads", 4),
-        ("model.layers.1.self_attn.v_proj", "output", "num_key_value_heads", 2),
-        ("model.layers.1.self_attn.q_norm", "output", 4, 4),  # (batch, token, heads, width)
-        ("model.layers.1.self_attn.k_norm", "output", "num_key_value_heads", 2),
+        ("model.layers.1.self_attn.o_proj", "input", 4),
+        ("model.layers.1.self_attn.v_proj", "output", 2),
+        ("model.layers.1.self_attn.q_norm", "output", 4),  # (batch, token, heads, width)
+        ("model.layers.1.self_attn.k_norm", "output", 2),
     ],
 )
-def test_moments_of_each_head(at: str, side: str, heads: Any, n: int) -> None:
+def test_moments_of_each_head(at: str, side: str, heads: int) -> None:
     model, batches = qwen3(), text_batches()
     found = snn.collect(
         model, batches, at, labels="gender", tokens="all", side=side, heads=heads
     )  # fmt: skip
-    assert list(found) == [f"{at}[{i}]" for i in range(n)]
+    assert list(found) == [f"{at}[{i}]" for i in range(heads)]
     assert {site.width for site in found.sites} == {4}
     rows, z = states(model, batches, at, side), labels_of(batches)
     for i, moments in enumerate(found.values()):
@@ -84,14 +84,14 @@ def test_moments_of_each_head(at: str, side: str, heads: Any, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "side", "heads", "n"),
+    ("at", "side", "heads"),
     [
-        (O_PROJ, "input", "num_attention_heads", 4),
-        (V_PROJ, "output", "num_key_value_heads", 2),
-        ("model.layers.*.self_attn.q_norm", "output", "num_attention_heads", 4),
+        (O_PROJ, "input", 4),
+        (V_PROJ, "output", 2),
+        ("model.layers.*.self_attn.q_norm", "output", 4),
     ],
 )
-def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: Path) -> None:
+def test_every_head_is_erased(at: str, side: str, heads: int, tmp_path: Path) -> None:
     model, batches = qwen3(), text_batches()
     erasers = snn.fit_layers(
         model, batches, at, sf.leace, erase="gender", tokens="all", side=side, heads=heads
@@ -100,12 +100,12 @@ def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: 
     cache = cache_name(model)
     erasers.save(tmp_path / "heads.safetensors")
     loaded = snn.Erasers.load(tmp_path / "heads.safetensors")
-    assert loaded.placement.heads == n
+    assert loaded.placement.heads == heads
     z = labels_of(batches) - labels_of(batches).mean()
     for name, eraser in erasers.items():
-        matrix, blocks = eraser.matrix(), np.kron(np.eye(n), np.ones((4, 4)))
+        matrix, blocks = eraser.matrix(), np.kron(np.eye(heads), np.ones((4, 4)))
         assert not matrix[blocks == 0].any()
-        assert eraser.rank == n
+        assert eraser.rank == heads
         before = states(model, batches, name, side)
         with snn.install(model, loaded):
             after = states(model, batches, name, side)
@@ -116,7 +116,7 @@ def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: 
                 first = model(input_ids=ids[:, :1], use_cache=True)
                 second = model(input_ids=ids[:, 1:], **{cache: first[cache]})
             np.testing.assert_allclose(second.logits[:, -1], full[:, -1], atol=1e-5)
-        for i in range(n):
+        for i in range(heads):
             own = slice(4 * i, 4 * i + 4)
             size = np.abs(z @ before[:, own]).max()
             assert np.abs(z @ after[:, own]).max() < 1e-5 * size
@@ -129,7 +129,7 @@ def test_heads_fold_into_the_output_projection(tmp_path: Path) -> None:
     model, batches = qwen3(), text_batches()
     erasers = snn.fit_layers(
         model, batches, O_PROJ, sf.leace, erase="gender", tokens="all", side="input",
-        heads="num_attention_heads", bias="drop",
+        heads=4, bias="drop",
     )  # fmt: skip
     example = {k: batches[0][k] for k in ("input_ids", "attention_mask")}
     with torch.no_grad(), snn.install(model, erasers):
@@ -152,7 +152,7 @@ def test_inputs_of_a_layer_with_a_bias_are_folded() -> None:
     model, batches = tiny("gpt2"), text_batches()
     erasers = snn.fit_layers(
         model, batches, "transformer.h.*.attn.c_proj", sf.leace, erase="gender", tokens="all",
-        side="input", heads="n_head",
+        side="input", heads=2,
     )  # fmt: skip
     example = {k: batches[0][k] for k in ("input_ids", "attention_mask")}
     with torch.no_grad(), snn.install(model, erasers):
