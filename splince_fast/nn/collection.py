@@ -57,8 +57,8 @@ class Collected(BySite):
     recipe : CollectionSpec
         The specification of the collection.
     n_sequences : int
-        Number of sequences with selected tokens. Tokens of one sequence are not independent, so
-        this is the number of independent observations.
+        Number of sequences with selected tokens: the number of independent observations, because
+        tokens of one sequence depend on each other.
 
     Examples
     --------
@@ -70,10 +70,8 @@ class Collected(BySite):
     >>> halves = [[{"input": torch.randn(60, 3) + z[:, None], "z": z}] for _ in range(2)]
     >>> first, second = (snn.collect(model, half, "0", labels="z") for half in halves)
     >>> both = first + second
-    >>> both["0"].n_rows, both.n_sequences
-    (120, 120)
-    >>> both.erasers(sf.leace, erase="z")["0"].rank
-    1
+    >>> both["0"].n_rows, both.n_sequences, both.erasers(sf.leace, erase="z")["0"].rank
+    (120, 120, 1)
     """
 
     _KIND = "collected"
@@ -117,8 +115,7 @@ class Collected(BySite):
         Warns
         -----
         OnePassWarning
-            There are several sites. Each eraser is exact if it is installed alone and its site runs
-            once per batch; installed together, later sites have other activations than in the fit.
+            There are several sites: installed together, their erasers are inexact.
         """
         n_sites = len(self) // (self.placement.heads or 1)
         if n_sites > 1:
@@ -132,19 +129,11 @@ class Collected(BySite):
         projections = {site.name: eraser for site, eraser in fitted}
         return Erasers(projections, [site for site, _ in fitted], self._recipe, sequential=False)
 
-    def _fit(
-        self,
-        method: Any,
-        erase: Any,
-        keep: Any,
-        options: Mapping[str, object],
-        erased_before: bool = False,
-    ) -> list[tuple[Site, Projection]]:
+    def _fit(self, *arguments: Any) -> list[tuple[Site, Projection]]:
         """Fit one eraser per module, which is block-diagonal if the module has heads."""
         by_module: dict[str, list[tuple[Site, Projection]]] = {}
         for site in self._sites:
-            moments = self[site.name]
-            eraser = fit_site(site.name, moments, method, erase, keep, options, erased_before)
+            eraser = fit_site(site.name, self[site.name], *arguments)
             name = site.name if self.placement.heads is None else site.name.rpartition("[")[0]
             by_module.setdefault(name, []).append((site, eraser))
         return [
@@ -194,13 +183,13 @@ class Collected(BySite):
 
         return self._sum(gather(self._header()), lambda name: gather(self[name]))
 
-    def _header(self) -> tuple[tuple[Site, ...], dict[str, Any], int]:
-        return self._sites, self._recipe.to_dict(), self.n_sequences
+    def _header(self) -> tuple[dict[str, Site], dict[str, Any], int]:
+        return {site.name: site for site in self._sites}, self._recipe.to_dict(), self.n_sequences
 
     def _sum(self, headers: list[Any], moments_of: Callable[[str], list[Moments]]) -> Collected:
         """Add collections with these headers, in the order of the sites of the first."""
         own, *others = (
-            (sorted((site.name, site.module_class) for site in found), recipe)
+            (sorted((name, site.module_class) for name, site in found.items()), recipe)
             for found, recipe, _ in (self._header(), *headers)
         )
         for other in others:
@@ -209,17 +198,13 @@ class Collected(BySite):
                     f"the two collections have different sites or arguments: {own} and {other}; "
                     "use the same sites, tokens, side, output and weight for both"
                 )
-        by_name = [{site.name: site for site in found} for found, _, _ in headers]
-        summed = [
-            replace(
-                site,
-                width=max(found[name].width for found in by_name),
-                calls=sum(found[name].calls for found in by_name),
-            )
-            for name, site in by_name[0].items()
-        ]
-        totals = {name: functools.reduce(operator.add, moments_of(name)) for name in by_name[0]}
-        return Collected(totals, summed, self._recipe, sum(n for _, _, n in headers))
+        summed = {}
+        for name, site in headers[0][0].items():
+            same = [found[name] for found, _, _ in headers]
+            width, calls = max(s.width for s in same), sum(s.calls for s in same)
+            summed[name] = replace(site, width=width, calls=calls)
+        totals = {name: functools.reduce(operator.add, moments_of(name)) for name in summed}
+        return Collected(totals, summed.values(), self._recipe, sum(n for _, _, n in headers))
 
     # -- association -----------------------------------------------------------------------
 
@@ -317,14 +302,11 @@ class Collector:
         *,
         labels: Labels,
         tokens: object,
-        side: str,
-        feature_dim: int,
-        output: int | str | None,
-        heads: int | None,
         weight: str,
         skip_ids: Iterable[int],
         device: object,
         options: Mapping[str, Any],
+        **placement: Any,
     ) -> Collector:
         """Return a collector for the arguments of :func:`collect`; raise InputError if invalid."""
         unknown = set(options) - {"kinds", "joint"}
@@ -333,17 +315,12 @@ class Collector:
                 f"unknown arguments {listed(sorted(unknown))}; of the parameters of Moments, only "
                 "kinds and joint can be passed here"
             )
-        if not (callable(labels) or isinstance(labels, Iterable)):
-            raise InputError(
-                f"labels is {labels!r}; it must be a key of the batches, a list of keys, or a "
-                "function"
-            )
         if weight not in ("token", "sequence"):
             raise InputError(f"weight is {weight!r}; it must be 'token' or 'sequence'")
         return cls(
             modules=sites.find(model, at),
             token_rule=TokenRule.of(None if tokens == "body" else tokens, skip_ids),
-            placement=Placement.of(side, feature_dim, output, heads),
+            placement=Placement.of(**placement),
             labels=labels,
             by_sequence=weight == "sequence",
             device=None if device == "model" else _device(device),
@@ -465,10 +442,9 @@ class Collector:
                     else Moments(kinds=self.parameters.kinds, joint=self.parameters.joint)
                 )
                 collected_sites.append(Site(key, kind, width // len(keys), self.calls[name]))
-        rule, skip_ids = self.token_rule.rule, self.token_rule.skip_ids
-        rule = rule if callable(rule) else self.applied_rule
+        rule = self.token_rule.rule if callable(self.token_rule.rule) else self.applied_rule
         weight = "sequence" if self.by_sequence else "token"
-        spec = CollectionSpec(self.placement, rule, skip_ids, weight)
+        spec = CollectionSpec(self.placement, rule, self.token_rule.skip_ids, weight)
         return Collected(moments, collected_sites, spec, self.n_sequences)
 
 
@@ -490,9 +466,7 @@ def _device(device: Any) -> torch.device:
 
 def label_keys(labels: Labels) -> tuple[str, ...]:
     """Return the keys of a batch that hold labels and are not passed to the model."""
-    if callable(labels):
-        return ()
-    return as_names(labels, "labels")
+    return () if callable(labels) else as_names(labels, "labels")
 
 
 def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
@@ -506,10 +480,10 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
             )
         return dict(columns)
     keys = label_keys(labels)
-    if keys and isinstance(batch, tuple | list) and len(batch) == 2:  # (inputs, labels)
-        if len(keys) == 1 and not isinstance(batch[1], Mapping):
-            return {keys[0]: batch[1]}
+    if isinstance(batch, tuple | list) and len(batch) == 2:  # (inputs, labels)
         batch = batch[1]
+        if len(keys) == 1 and not isinstance(batch, Mapping):
+            return {keys[0]: batch}
     if keys and not isinstance(batch, Mapping):
         raise LabelError(
             f"labels= names {listed(keys)}, but a batch, or the second entry of a pair, is "
@@ -528,36 +502,24 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
 def row_labels(
     labels: Mapping[str, Any], shape: tuple[int, ...], positions: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], dict[str, Any]]:
-    """Return sequences and labels of the rows at `positions` among rows of a given shape."""
-    sequence = positions // max(1, math.prod(shape[1:]))
-    return sequence, {
-        name: _column(name, values, shape, positions, sequence) for name, values in labels.items()
-    }
-
-
-def _column(
-    name: str,
-    values: Any,
-    shape: tuple[int, ...],
-    positions: NDArray[np.intp],
-    sequence: NDArray[np.intp],
-) -> object:
-    """Return the labels of rows, from one label per token or per sequence."""
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-    array = np.asarray(array)
-    per_token = len(shape) > 1 and array.shape == shape
-    # An integer matrix with another number of columns than tokens is an error, because it is most
-    # likely meant as one label per token.
-    is_matrix = array.ndim == len(shape) == 2 and array.dtype.kind in "iub"
-    if not per_token and (array.shape[:1] != shape[:1] or is_matrix):
-        raise LabelError(
-            f"the labels {name!r} have shape {array.shape}, and the rows of the site {shape}; pass "
-            f"one label per sequence, ({shape[0]},), or one per token, {shape}"
-        )
-    column = array.reshape(-1)[positions] if per_token else array[sequence]
-    if column.dtype.kind in "iu" and (column == MISSING_LABEL).any():
-        return np.ma.masked_array(column, column == MISSING_LABEL)
-    return column
+    """Return sequences and labels of the rows at `positions`, from labels per token or sequence."""
+    sequence, columns = positions // max(1, math.prod(shape[1:])), {}
+    for name, values in labels.items():
+        array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        per_token = len(shape) > 1 and array.shape == shape
+        # An integer matrix with another number of columns than tokens is an error, because it is
+        # most likely meant as one label per token.
+        is_matrix = array.ndim == len(shape) == 2 and array.dtype.kind in "iub"
+        if not per_token and (array.shape[:1] != shape[:1] or is_matrix):
+            raise LabelError(
+                f"the labels {name!r} have shape {array.shape}, and the rows of the site {shape}; "
+                f"pass one label per sequence, ({shape[0]},), or one per token, {shape}"
+            )
+        column = array.reshape(-1)[positions] if per_token else array[sequence]
+        if column.dtype.kind in "iu" and (column == MISSING_LABEL).any():
+            column = np.ma.masked_equal(column, MISSING_LABEL)
+        columns[name] = column
+    return sequence, columns
 
 
 def collect(
@@ -580,8 +542,8 @@ def collect(
 ) -> Collected:
     """Run a model over data once and accumulate the moments of activations at all sites.
 
-    Activations are not stored: the state of a site is a d x d float64 matrix. The model
-    runs in evaluation mode; its mode and hooks are restored afterwards.
+    Activations are not stored: the state of a site is a d x d float64 matrix. The model runs in
+    evaluation mode; its mode and hooks are restored afterwards.
 
     Parameters
     ----------
@@ -601,12 +563,9 @@ def collect(
     tokens : {"body", "all", "first", "last"} or function
         Rows of a tensor (B, T, d) to accumulate. "body": attended tokens except the first token of
         each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
-        attended token; or a function from the arguments of the call to a bool tensor (B, T). In a
-        call without tokens "body" selects all rows. At a site without the tokens of the call, such
-        as a pooled state, "all" selects all rows. Tensors (T, B, d) are an error, but cannot be
-        told apart if T equals B. Of several sequences packed into one row, "first" and "body" see
-        each first token if the call has position_ids or a mask (B, queries, keys), and "last" sees
-        one sequence.
+        attended token; or a function from the arguments of the call to a bool tensor (B, T). "body"
+        selects all rows in a call without tokens, and "all" at a site without the tokens of the
+        call, such as a pooled state. Tensors (T, B, d) are an error, unless T equals B.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
@@ -628,8 +587,7 @@ def collect(
     device : "model" or torch.device
         Device of the states; "model" for the device of the activations.
     progress : bool, optional
-        Show a progress bar on stderr; by default only in a terminal or notebook, after two
-        seconds.
+        Whether to show a progress bar; by default in a terminal or notebook, after two seconds.
     **moments
         ``kinds`` and ``joint``, as for :class:`Moments`.
 

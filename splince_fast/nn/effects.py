@@ -33,6 +33,9 @@ from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, TokenRule
 Columns = dict[Any, NDArray[Any]]
 
 _KEY, _ROWS, _SEQUENCE = object(), object(), object()  # columns of a sample, beside the labels
+_MAX_SEQUENCES = 2**32  # of a batch
+_RECORD = {"site": None, "variable": None, "metric": "", "n": 0, "chance": None, "before": None,
+           "after": math.nan, "reason": ""}  # fmt: skip
 
 
 def effect(
@@ -51,9 +54,9 @@ def effect(
 ) -> list[dict[str, Any]]:
     """Measure a model on held-out data without and with erasers, in one pass over the data.
 
-    Each batch runs twice. The loss and the perplexity per token need no labels, and are printed
-    before the first probe is fitted. Linear probes of the labels are then scored on sampled rows of
-    each site, by five-fold cross-validation (:func:`splince_fast.evaluation.leakage`).
+    Each batch runs twice. The loss per token needs no labels, and is printed before the first probe
+    is fitted. Linear probes of the labels are then scored on sampled rows of each site by five-fold
+    cross-validation (:func:`splince_fast.evaluation.leakage`).
 
     Parameters
     ----------
@@ -68,8 +71,7 @@ def effect(
         the first batch has them. Without labels nothing is probed.
     groups : str, optional
         Label whose classes are not split between folds, for example the noun that fills a prompt
-        template: a probe of a variable that the noun determines could learn the nouns instead. By
-        default each sequence is a group.
+        template. By default each sequence is a group.
     at : str, Module, or a list of them, optional
         Sites to probe; by default the sites of the erasers.
     tokens : {"body", "all", "first", "last"} or function, optional
@@ -131,17 +133,16 @@ def effect(
         running.evaluating(inner),
         Progress(unit="batches", show=progress) as bar,
     ):
-        for batch in texts:
+        for i, batch in enumerate(texts):
             names = _reported(by_site, batch) if names is None else names
             keys = [*label_keys(names), *([] if groups is None else [groups])]
             sampler.labels = read_labels(batch, names if callable(names) else keys) if names else {}
             inputs = running.batch_to(batch, device)
             for phase in (0, 1):
-                sampler.phase = phase
+                sampler.batch, sampler.phase = i, phase
                 with nullcontext() if phase else installed.disabled():
                     output = running.call(inner, inputs, keys, forward)
                 sums[phase] += _next_token_loss(inner, inputs, output)
-            sampler.end_batch()
             bar.advance(1)
     if names is None:
         raise InputError("texts is empty; a generator is empty when it is read a second time")
@@ -151,7 +152,8 @@ def effect(
         perplexities = np.exp(np.minimum(losses, 700.0))  # close to the largest float
         for metric, figures in (("loss", losses), ("perplexity", perplexities)):
             before, after = map(float, figures)
-            records.append(_record(metric, n_tokens, before, after))
+            figure = {"metric": metric, "n": n_tokens, "before": before, "after": after}
+            records.append(_RECORD | figure)
             if progress is not False:
                 print(f"{metric} per token {before:.4g}, with erasers {after:.4g}", flush=True)
     if not names and not records:
@@ -195,14 +197,6 @@ def _next_token_loss(model: Any, batch: Any, output: Any) -> tuple[float, int]:
 # -- records -------------------------------------------------------------------------------
 
 
-def _record(
-    metric: str, n: int, before: float | None, after: float, *, site: str | None = None,
-    variable: str | None = None, chance: float | None = None, reason: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    return {"site": site, "variable": variable, "metric": metric, "n": n, "chance": chance,
-            "before": before, "after": after, "reason": reason}  # fmt: skip
-
-
 def _site_records(
     site: str, rows: NDArray[np.float64], columns: Columns, groups: str | None, random_state: int
 ) -> Iterator[dict[str, Any]]:
@@ -217,7 +211,7 @@ def _site_records(
     before, after = rows
     total = float(np.sum((before - before.mean(axis=0)) ** 2))
     change = float(np.sum((after - before) ** 2)) / total if total else math.nan
-    yield _record("change", len(before), None, change, site=site)
+    yield _RECORD | {"site": site, "metric": "change", "n": len(before), "after": change}
     group = columns[_SEQUENCE if groups is None else groups]
     for variable, column in columns.items():
         if variable in (_KEY, _ROWS, _SEQUENCE, groups):
@@ -232,14 +226,11 @@ def _site_records(
             ]  # fmt: skip
         reason = probes[0].reason or probes[1].reason
         metric = "accuracy" if probes[0].n_classes else "R2"
-        before, after, chance = [math.nan] * 3
-        if not reason:
-            before, after = (getattr(probe["linear"], metric.lower()) for probe in probes)
-            chance = probes[0]["linear"].chance
-        yield _record(
-            metric, len(column[labelled]), before, after, site=site, variable=variable,
-            chance=chance, reason=reason,
-        )  # fmt: skip
+        linear = [] if reason else [probe["linear"] for probe in probes]
+        before, after = [getattr(probe, metric.lower()) for probe in linear] or [math.nan] * 2
+        chance, n = linear[0].chance if linear else math.nan, len(column[labelled])
+        yield {"site": site, "variable": variable, "metric": metric, "n": n, "chance": chance,
+               "before": before, "after": after, "reason": reason}  # fmt: skip
 
 
 # -- samples -------------------------------------------------------------------------------
@@ -256,15 +247,10 @@ class _Sampler:
         self, names: Iterable[str], rule: TokenRule, placement: Placement, max_rows: int, seed: int
     ) -> None:
         self.labels: dict[str, Any] = {}  # of the batch; without labels nothing is sampled
-        self.phase = 0  # 1 with erasers
+        self.batch = self.phase = 0  # number of the batch; phase 1 with erasers
         self.selections = CallSelections(rule)
         self._placement, self._max_rows, self._seed = placement, max_rows, seed
         self._samples = {(name, phase): _Sample([], {}) for name in names for phase in (0, 1)}
-        self._n_batches = self._n_sequences = self._size = 0
-
-    def end_batch(self) -> None:
-        self._n_batches += 1
-        self._n_sequences += self._size
 
     def add(self, name: str, value: object) -> None:
         """Add the rows of a call to the sample of a site."""
@@ -276,21 +262,22 @@ class _Sampler:
         positions = np.arange(math.prod(shape))
         if mask is not None:
             positions = np.flatnonzero(mask.cpu().numpy())
-        counts = sample.counts.setdefault(self._n_batches, [])
-        seed = (self._seed, self._n_batches, len(counts), len(positions))
+        counts = sample.counts.setdefault(self.batch, [])
+        seed = (self._seed, self.batch, len(counts), len(positions))
         counts.append(len(positions))
         keys = np.random.default_rng(seed).random(len(positions))
         chosen = _smallest(keys, self._max_rows)
         positions = positions[chosen]
         sequence, labels = row_labels(self.labels, shape, positions)
         flat = rows.reshape(-1, rows.shape[-1])[torch.from_numpy(positions).to(rows.device)]
-        columns = {_KEY: keys[chosen], _ROWS: flat.float().cpu().numpy()}
-        columns[_SEQUENCE] = sequence + self._n_sequences
-        columns |= {label: np.ma.filled(own, MISSING_LABEL) for label, own in labels.items()}
+        columns: Columns = {
+            label: np.ma.filled(own, MISSING_LABEL) for label, own in labels.items()
+        }
+        sequence = self.batch * _MAX_SEQUENCES + sequence
+        columns |= {_KEY: keys[chosen], _ROWS: flat.float().cpu().numpy(), _SEQUENCE: sequence}
         sample.calls.append(columns)
         if sum(len(call[_KEY]) for call in sample.calls) > 2 * self._max_rows:
             sample.calls[:] = [sample.columns(self._max_rows)]
-        self._size = max(self._size, shape[0])
 
     def result(self, name: str) -> tuple[NDArray[np.float64], Columns]:
         """Return the sampled rows (2, n, d) of a site without and with erasers, and labels."""

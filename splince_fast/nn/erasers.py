@@ -172,25 +172,24 @@ def fit_site(
     erase: object,
     keep: object,
     options: Mapping[str, object],
-    erased_before: bool,
+    erased_before: bool = False,
 ) -> Projection:
     """Fit the eraser of one site; errors and the warning that nothing was erased name the site."""
-    method_entry = method_of(method, keep)
-    if method_entry.needs_labels:
+    entry = method_of(method, keep)
+    if entry.needs_labels:
         raise InputError(
-            f"the erasers of {method_entry.label} need labels, which a running model does not "
-            "have; use 'leace' or 'splince'"
+            f"the erasers of {entry.label} need labels, which a running model does not have; use "
+            "'leace' or 'splince'"
         )
-    check_keywords(options, method_entry.function, without=("moments", "erase", "keep"))
+    check_keywords(options, entry.function, without=("moments", "erase", "keep"))
     if keep is not None:
         options = {**options, "keep": keep}
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            projection = cast(Projection, method_entry.function(moments, erase=erase, **options))
+            projection = cast(Projection, entry.function(moments, erase=erase, **options))
     except SplinceError as error:
-        text = f"at the site {name!r}: {error}"
-        error.args = (text, *error.args[1:])
+        error.args = (f"at the site {name!r}: {error}", *error.args[1:])
         raise
     for warning in caught:
         text = str(warning.message)

@@ -98,8 +98,7 @@ def fold(
     FoldError
         Other operations than the layers of `into` read a site; a layer is not linear, or its weight
         is quantised, offloaded, distributed or computed from other parameters; erasers are
-        installed; or the outputs of the folded model differ. All parameters are then unchanged, bit
-        for bit.
+        installed; or the outputs differ. All parameters are then unchanged, bit for bit.
     InputError
         An argument is invalid, or the erasers are not for all tokens.
 
@@ -288,14 +287,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(entry)
 
 
-def _differ(first: Tensor, second: Tensor) -> Tensor:
-    return (first != second) & ~(first.isnan() & second.isnan())
-
-
 def _distance(first: Tensor, second: Tensor) -> float:
     """Return the largest difference of two entries; it is not finite if only one of them is."""
-    differences = (first - second)[_differ(first, second)].abs()
-    return float(differences.max()) if len(differences) else 0.0
+    differ = (first != second) & ~(first.isnan() & second.isnan())
+    return float((first - second)[differ].abs().max()) if differ.any() else 0.0
 
 
 def _check_readers(
@@ -319,13 +314,12 @@ def _check_readers(
 
 def _difference(plain: list[Tensor], expected: list[Tensor], found: list[Tensor]) -> float:
     """Return the largest difference from `expected`, relative to the size of changed outputs."""
-    largest = 0.0
+    relative = []
     for a, b, c in zip(plain, expected, found, strict=True):
         # Constants, such as -1e9 at suppressed tokens, do not tell the size of the outputs.
-        changed = b[_differ(a, b) & b.isfinite()]
-        size = float(changed.abs().max()) if len(changed) else 1.0
-        largest = float(np.maximum(largest, _distance(b, c) / size))  # NaN stays
-    return largest
+        changed = b[(a != b) & b.isfinite()]
+        relative.append(_distance(b, c) / (float(changed.abs().max()) if len(changed) else 1.0))
+    return float(np.max(relative))  # NaN stays
 
 
 # -- weights -------------------------------------------------------------------------------
