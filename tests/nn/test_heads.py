@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import cache_name, hooks_in, tiny  # noqa: E402
+from nn.conftest import attended_rows, cache_name, hooks_in, tiny  # noqa: E402
 from nn.test_collect import text_batches  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
@@ -30,26 +30,6 @@ def qwen3() -> Any:
         pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     return transformers.Qwen3ForCausalLM(config).eval()
-
-
-def states(model: Any, batches: list[dict[str, Any]], name: str, side: str) -> np.ndarray:
-    """Rows (n, d) of attended tokens that a module takes or returns, in float64."""
-    found, rows = [], []
-
-    def take(module: Any, args: Any, output: Any = None) -> None:
-        found.append(args[0] if side == "input" else output)
-
-    module = model.get_submodule(name)
-    kind = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
-    handle = kind(take)
-    with torch.no_grad():
-        for batch in batches:
-            mask = batch["attention_mask"]
-            model(input_ids=batch["input_ids"], attention_mask=mask)
-            x = found.pop()
-            rows.append(x.reshape(*mask.shape, -1)[mask != 0].double().numpy())
-    handle.remove()
-    return np.concatenate(rows)
 
 
 def labels_of(batches: list[dict[str, Any]]) -> np.ndarray:
@@ -76,7 +56,7 @@ def test_moments_of_each_head(at: str, side: str, heads: int) -> None:
     )  # fmt: skip
     assert list(found) == [f"{at}[{i}]" for i in range(heads)]
     assert {site.width for site in found.sites} == {4}
-    rows, z = states(model, batches, at, side), labels_of(batches)
+    rows, z = attended_rows(model, batches, at, side), labels_of(batches)
     for i, moments in enumerate(found.values()):
         own = sf.Moments().update(rows[:, 4 * i : 4 * i + 4], {"z": z})
         np.testing.assert_allclose(moments.covariance(), own.covariance(), rtol=1e-5, atol=1e-8)
@@ -106,9 +86,9 @@ def test_every_head_is_erased(at: str, side: str, heads: int, tmp_path: Path) ->
         matrix, blocks = eraser.matrix(), np.kron(np.eye(heads), np.ones((4, 4)))
         assert not matrix[blocks == 0].any()
         assert eraser.rank == heads
-        before = states(model, batches, name, side)
+        before = attended_rows(model, batches, name, side)
         with snn.install(model, loaded):
-            after = states(model, batches, name, side)
+            after = attended_rows(model, batches, name, side)
             # A prediction of the next token is the same with a cache as without.
             ids = batches[0]["input_ids"][:1, -2:]
             with torch.no_grad():
@@ -124,44 +104,35 @@ def test_every_head_is_erased(at: str, side: str, heads: int, tmp_path: Path) ->
     assert hooks_in(model) == 0
 
 
-def test_heads_fold_into_the_output_projection(tmp_path: Path) -> None:
-    """Of a model without biases, with keys and values in groups; also from its own files."""
-    model, batches = qwen3(), text_batches()
+@pytest.mark.parametrize(
+    ("make", "at", "heads", "bias"),
+    [(qwen3, O_PROJ, 4, "drop"), (lambda: tiny("gpt2"), "transformer.h.*.attn.c_proj", 2, "keep")],
+    ids=["grouped keys, no biases", "biases"],
+)
+def test_heads_fold_into_the_layer_that_takes_them(
+    make: Any, at: str, heads: int, bias: str, tmp_path: Path
+) -> None:
+    """Also from the model's own files."""
+    model, batches = make(), text_batches()
     erasers = snn.fit_layers(
-        model, batches, O_PROJ, sf.leace, erase="gender", tokens="all", side="input",
-        heads=4, bias="drop",
+        model, batches, at, sf.leace, erase="gender", tokens="all", side="input", heads=heads,
+        bias=bias,
     )  # fmt: skip
     example = {k: batches[0][k] for k in ("input_ids", "attention_mask")}
-    with torch.no_grad(), snn.install(model, erasers):
-        expected = model(**example).logits
     with torch.no_grad():
         plain = model(**example).logits
+        with snn.install(model, erasers):
+            expected = model(**example).logits
     folded = snn.fold(model, erasers, example=example)
     assert folded.layers == {name: (name,) for name in erasers}
+    assert folded.difference < 1e-5
     model.save_pretrained(tmp_path)
-    reloaded = type(model).from_pretrained(tmp_path).eval()
+    shown = example["attention_mask"] != 0
     with torch.no_grad():
-        shown = example["attention_mask"] != 0
-        for one in (model, reloaded):
+        for one in (model, type(model).from_pretrained(tmp_path).eval()):
             found = one(**example).logits
             np.testing.assert_allclose(found[shown], expected[shown], atol=1e-5)
         assert (found - plain)[shown].abs().max() > 1e-3  # control
-
-
-def test_inputs_of_a_layer_with_a_bias_are_folded() -> None:
-    model, batches = tiny("gpt2"), text_batches()
-    erasers = snn.fit_layers(
-        model, batches, "transformer.h.*.attn.c_proj", sf.leace, erase="gender", tokens="all",
-        side="input", heads=2,
-    )  # fmt: skip
-    example = {k: batches[0][k] for k in ("input_ids", "attention_mask")}
-    with torch.no_grad(), snn.install(model, erasers):
-        expected = model(**example).logits
-    folded = snn.fold(model, erasers, example=example)
-    assert folded.difference < 1e-5
-    shown = example["attention_mask"] != 0
-    with torch.no_grad():
-        np.testing.assert_allclose(model(**example).logits[shown], expected[shown], atol=1e-5)
 
 
 def test_one_pass_and_effect_take_heads() -> None:
