@@ -50,15 +50,15 @@ class Collected(BySite):
 
     Parameters
     ----------
-    moments : mapping of str to Moments
+    values : mapping of str to Moments
         Moments by site, in the order in which the sites ran.
     sites : iterable of Site
         Names, classes and widths of the modules, in the same order.
     recipe : CollectionSpec
         The specification of the collection.
-    n_sequences : int
-        Number of sequences with selected tokens: the number of independent observations, because
-        tokens of one sequence depend on each other.
+    **extra
+        ``n_sequences``, the number of sequences with selected tokens: the number of independent
+        observations, because tokens of one sequence depend on each other.
 
     Examples
     --------
@@ -77,16 +77,7 @@ class Collected(BySite):
     _KIND = "collected"
     _CONVERTERS = (to_record, from_record)
     _EXTRA_ATTRIBUTES = {"n_sequences": int}  # noqa: RUF012
-
-    def __init__(
-        self,
-        moments: Mapping[str, Moments],
-        sites: Iterable[Site],
-        recipe: CollectionSpec,
-        n_sequences: int,
-    ) -> None:
-        super().__init__(moments, sites, recipe)
-        self.n_sequences = n_sequences
+    n_sequences: int
 
     def erasers(
         self, method: str | Function, *, erase: object, keep: object = None, **options: object
@@ -204,7 +195,8 @@ class Collected(BySite):
             width, calls = max(s.width for s in same), sum(s.calls for s in same)
             summed[name] = replace(site, width=width, calls=calls)
         totals = {name: functools.reduce(operator.add, moments_of(name)) for name in summed}
-        return Collected(totals, summed.values(), self._recipe, sum(n for _, _, n in headers))
+        n_sequences = sum(n for _, _, n in headers)
+        return Collected(totals, summed.values(), self._recipe, n_sequences=n_sequences)
 
     # -- association -----------------------------------------------------------------------
 
@@ -445,20 +437,18 @@ class Collector:
         rule = self.token_rule.rule if callable(self.token_rule.rule) else self.applied_rule
         weight = "sequence" if self.by_sequence else "token"
         spec = CollectionSpec(self.placement, rule, self.token_rule.skip_ids, weight)
-        return Collected(moments, collected_sites, spec, self.n_sequences)
+        return Collected(moments, collected_sites, spec, n_sequences=self.n_sequences)
 
 
 def _device(device: Any) -> torch.device:
     """Return a device; raise InputError if it is invalid, or if torch cannot use it."""
     try:
-        valid = torch.device(device)
-        torch.empty(0, device=valid)
+        return torch.empty(0, device=torch.device(device)).device
     except (TypeError, RuntimeError, AssertionError) as error:
         raise InputError(
             f"device is {device!r}; it must be 'model', or a torch.device that the installed torch "
             "supports on this machine"
         ) from error
-    return valid
 
 
 # -- labels --------------------------------------------------------------------------------
@@ -550,9 +540,8 @@ def collect(
     model : torch.nn.Module
         The model; installed erasers stay active. Compiled models run eagerly.
     batches : iterable
-        Mappings of arguments (keys that are not parameters of the model's forward method are left
-        out), pairs (inputs, labels), tuples of positional arguments, or single arguments. Tensors
-        are copied to the model's device.
+        Mappings of arguments (others than those of the model's forward method are left out), pairs
+        (inputs, labels), tuples of positional arguments, or single arguments.
     at : str, Module, or a list of them
         Sites: dotted names, patterns (see :func:`install`), or modules.
     labels : str, list of str, or function
@@ -575,8 +564,7 @@ def collect(
         ``last_hidden_state``.
     heads : int, optional
         Number of attention heads, which are equal parts of the last axis or the third axis of a
-        tensor (batch, token, heads, width). Every head has its own moments, under the name
-        ``site[head]``, and its own eraser.
+        tensor (batch, token, heads, width). The name of a head is ``site[head]``.
     forward : function, optional
         ``forward(model, batch)`` runs the model. By default the model is called.
     weight : {"token", "sequence"}

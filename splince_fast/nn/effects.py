@@ -48,9 +48,9 @@ def effect(
     at: object = None,
     tokens: object = None,
     forward: Callable[[Any, Any], Any] | None = None,
+    progress: bool | None = None,
     max_rows: int = 2000,
     random_state: int = 0,
-    progress: bool | None = None,
 ) -> list[dict[str, Any]]:
     """Measure a model on held-out data without and with erasers, in one pass over the data.
 
@@ -89,18 +89,15 @@ def effect(
         Records with the keys site, variable, metric, n, chance, before, after and reason. "loss" is
         the cross-entropy of the next attended token in nats, of models that generate text from
         ``input_ids``; "perplexity" is its exponential. At each site "change" is the sum of |after -
-        before|^2 over that of |before - mean|^2. "accuracy" (classes) or "R2" (quantities) of a
-        probe is NaN with a reason if it cannot be fitted; `chance` is the fraction of the most
-        frequent class, or 0.
+        before|^2 over that of |before - mean|^2; "accuracy" (classes) or "R2" (quantities) of a
+        probe is NaN with a reason if it cannot be fitted, and `chance` that of a constant.
 
     Raises
     ------
     InputError
         `texts` is empty, or there is neither a loss nor a label.
-    SiteError
-        As for :func:`install`, or a site runs on other rows with the erasers than without them.
-    LabelError, NeverCalledError, NonFiniteError
-        As for :func:`collect`.
+    SiteError, LabelError, NeverCalledError, NonFiniteError
+        As for :func:`collect`; SiteError also if a site runs on other rows with the erasers.
 
     Examples
     --------

@@ -109,12 +109,12 @@ def fold(
 
     Examples
     --------
-    >>> import numpy as np, torch
+    >>> import torch
     >>> import splince_fast as sf
     >>> from splince_fast import nn as snn
     >>> model = torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 3))
-    >>> z = np.arange(300) % 2
-    >>> x = torch.randn(300, 6) + torch.from_numpy(z)[:, None] * torch.arange(6)
+    >>> z = torch.arange(300) % 2
+    >>> x = torch.randn(300, 6) + z[:, None] * torch.arange(6)
     >>> erasers = snn.fit_layers(model, [{"input": x, "z": z}], "0", sf.leace, erase="z")
     >>> folded = snn.fold(model, erasers, into={"0": "1"}, example=x)
     >>> folded.layers, folded.difference < 1e-5
@@ -157,9 +157,8 @@ def fold(
         )
     if without_bias:
         warn(
-            f"biases were added to {listed(without_bias)}, and from_pretrained drops them unless "
-            "the configuration of the model asks for them: fold erasers of fit_layers(..., "
-            "for_fold=True), or save the erasers and install them after loading",
+            f"biases were added to {listed(without_bias)}, which from_pretrained drops: fold "
+            "erasers of fit_layers(..., for_fold=True), or save and install the erasers",
             SplinceWarning,
         )
     layers = {c.site: tuple(d.name for d in changes if d.site == c.site) for c in changes}

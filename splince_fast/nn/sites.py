@@ -487,16 +487,16 @@ class BySite(Mapping[str, Any]):
     _KIND: ClassVar[str]  # name of this kind of object in files
     # Two functions: one converts a value to a record of a file, the other a record to a value.
     _CONVERTERS: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
-    # Types, by name, of the further attributes that are saved. Each attribute is also an argument
-    # of the constructor.
+    # Types, by name, of the further arguments of the constructor, which are attributes.
     _EXTRA_ATTRIBUTES: ClassVar[Mapping[str, type]]
 
     def __init__(
-        self, values: Mapping[str, object], sites: Iterable[Site], recipe: CollectionSpec
+        self, values: Mapping[str, Any], sites: Iterable[Site], recipe: CollectionSpec, **extra: Any
     ) -> None:
         self._values = dict(values)
         self._sites = tuple(sites)
         self._recipe = recipe
+        vars(self).update(extra)
 
     @property
     def sites(self) -> tuple[Site, ...]:
