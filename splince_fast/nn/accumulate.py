@@ -43,14 +43,20 @@ _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
 
 @dataclass(frozen=True)
-class RowLabels:
-    """Encoded labels and weights of the n rows that one call selects."""
+class SelectedRows:
+    """Labels, weights and indices of the n rows that one call selects."""
 
     n: int
     batch_index: int
     weight: Float | None  # (n,), None if all weights are 1
     encoded: Mapping[VariableName, Encoded]
-    sequence_index: NDArray[np.intp]  # index of each row's sequence in the batch
+    index: Tensor | None = None  # on the host; None for all rows
+
+    def rows_of(self, flat: Tensor) -> Tensor:
+        """Return the selected rows of a tensor (n, d)."""
+        if self.index is None:
+            return flat
+        return flat.index_select(0, to_device(self.index, flat.device))
 
 
 def accumulation_device(device: torch.device) -> torch.device:
@@ -86,7 +92,7 @@ class SiteSums:
             Accumulator(buffered, work) if self._on_host else DeviceAccumulator(buffered, device)
         )
 
-    def add(self, rows: Tensor, labels: RowLabels) -> None:
+    def add(self, rows: Tensor, labels: SelectedRows) -> None:
         """Add rows (n, d) from any device."""
         start = self.accumulator.n_rows
         self._batch_starts.append((start, labels.batch_index))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,16 +36,10 @@ from splince_fast.moments.block import Workspace
 from splince_fast.moments.moments import from_record, to_record
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import running, sites
-from splince_fast.nn.accumulate import (
-    RowLabels,
-    SiteSums,
-    accumulation_device,
-    check_memory,
-    to_device,
-)
+from splince_fast.nn.accumulate import SelectedRows, SiteSums, accumulation_device, check_memory
 from splince_fast.nn.erasers import Erasers, block_diagonal, fit_site
 from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site, format_table
-from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, Selection, TokenRule
+from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, TokenRule
 from splince_fast.projection import Projection
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
@@ -55,15 +50,15 @@ class Collected(BySite):
 
     Parameters
     ----------
-    moments : mapping of str to Moments
+    values : mapping of str to Moments
         Moments by site, in the order in which the sites ran.
     sites : iterable of Site
         Names, classes and widths of the modules, in the same order.
     recipe : CollectionSpec
         The specification of the collection.
-    n_sequences : int
-        Number of sequences with selected tokens. Tokens of one sequence are not independent, so
-        this is the number of independent observations.
+    **extra
+        ``n_sequences``, the number of sequences with selected tokens: the number of independent
+        observations, because tokens of one sequence depend on each other.
 
     Examples
     --------
@@ -75,25 +70,14 @@ class Collected(BySite):
     >>> halves = [[{"input": torch.randn(60, 3) + z[:, None], "z": z}] for _ in range(2)]
     >>> first, second = (snn.collect(model, half, "0", labels="z") for half in halves)
     >>> both = first + second
-    >>> both["0"].n_rows, both.n_sequences
-    (120, 120)
-    >>> both.erasers(sf.leace, erase="z")["0"].rank
-    1
+    >>> both["0"].n_rows, both.n_sequences, both.erasers(sf.leace, erase="z")["0"].rank
+    (120, 120, 1)
     """
 
     _KIND = "collected"
     _CONVERTERS = (to_record, from_record)
     _EXTRA_ATTRIBUTES = {"n_sequences": int}  # noqa: RUF012
-
-    def __init__(
-        self,
-        moments: Mapping[str, Moments],
-        sites: Iterable[Site],
-        recipe: CollectionSpec,
-        n_sequences: int,
-    ) -> None:
-        super().__init__(moments, sites, recipe)
-        self.n_sequences = n_sequences
+    n_sequences: int
 
     def erasers(
         self, method: str | Function, *, erase: object, keep: object = None, **options: object
@@ -103,8 +87,7 @@ class Collected(BySite):
         Parameters
         ----------
         method : str or callable
-            ``sf.splince``, ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``, or the name of a
-            method.
+            As for :func:`splince_fast.erase`.
         erase, keep
             Variables to erase and to keep, as for the method.
         **options
@@ -123,10 +106,7 @@ class Collected(BySite):
         Warns
         -----
         OnePassWarning
-            There are several sites. Each eraser is exact if it is installed alone and its site runs
-            once per batch. If all erasers are installed, the activations at later sites differ from
-            those of the fit. Likewise, at a site that runs several times per batch, such as a layer
-            with shared weights, later activations differ; only :func:`fit_layers` warns of this.
+            There are several sites: installed together, their erasers are inexact.
         """
         n_sites = len(self) // (self.placement.heads or 1)
         if n_sites > 1:
@@ -137,34 +117,16 @@ class Collected(BySite):
                 OnePassWarning,
             )
         fitted = self._fit(method, erase, keep, options)
-        return Erasers(
-            {site.name: eraser for site, eraser in fitted},
-            [site for site, _ in fitted],
-            self._recipe,
-            sequential=False,
-        )
+        projections = {site.name: eraser for site, eraser in fitted}
+        return Erasers(projections, [site for site, _ in fitted], self._recipe, sequential=False)
 
-    def _fit(
-        self,
-        method: Any,
-        erase: Any,
-        keep: Any,
-        options: Mapping[str, object],
-        erased_before: bool = False,
-    ) -> list[tuple[Site, Projection]]:
-        """Fit one eraser per site; for sites with heads, a block-diagonal eraser of all heads."""
-        fitted = [
-            (
-                site,
-                fit_site(site.name, self[site.name], method, erase, keep, options, erased_before),
-            )
-            for site in self._sites
-        ]
-        if self.placement.heads is None:
-            return fitted
+    def _fit(self, *arguments: Any) -> list[tuple[Site, Projection]]:
+        """Fit one eraser per module, which is block-diagonal if the module has heads."""
         by_module: dict[str, list[tuple[Site, Projection]]] = {}
-        for site, eraser in fitted:
-            by_module.setdefault(site.name.rpartition("[")[0], []).append((site, eraser))
+        for site in self._sites:
+            eraser = fit_site(site.name, self[site.name], *arguments)
+            name = site.name if self.placement.heads is None else site.name.rpartition("[")[0]
+            by_module.setdefault(name, []).append((site, eraser))
         return [
             (
                 replace(heads[0][0], name=name, width=sum(site.width for site, _ in heads)),
@@ -181,27 +143,7 @@ class Collected(BySite):
             raise InputError(
                 f"a Collected can be added only to a Collected, not to {described_type(other)}"
             )
-        self._check_compatible(other._description())
-        other_sites = {site.name: site for site in other._sites}
-        return Collected(
-            {name: moments + other[name] for name, moments in self.items()},
-            [_sum_of_sites(site, other_sites[site.name]) for site in self._sites],
-            self._recipe,
-            self.n_sequences + other.n_sequences,
-        )
-
-    def _description(self) -> tuple[object, ...]:
-        """Return the fields that must be equal in two collections that are added."""
-        names = sorted((site.name, site.module_class) for site in self._sites)
-        return names, self._recipe.to_dict()
-
-    def _check_compatible(self, other: tuple[object, ...]) -> None:
-        if self._description() != other:
-            raise IncompatibleMomentsError(
-                "the two collections have different sites or arguments: "
-                f"{self._description()} and {other}; use the same sites, tokens, side, output and "
-                "weight for both"
-            )
+        return self._sum([self._header(), other._header()], lambda name: [self[name], other[name]])
 
     def all_reduce(self, group: object = None) -> Collected:
         """Sum the moments over the processes of a group; the sum is equal in all, bit for bit.
@@ -225,21 +167,36 @@ class Collected(BySite):
         """
         import torch.distributed as dist
 
-        size = dist.get_world_size(group)
-        others: list[Any] = [None] * size
-        dist.all_gather_object(others, (self._description(), self._sites, self.n_sequences), group)
-        for description, _, _ in others:
-            self._check_compatible(description)
-        sites = {site.name: site for site in others[0][1]}
-        for site in (site for _, other_sites, _ in others[1:] for site in other_sites):
-            sites[site.name] = _sum_of_sites(sites[site.name], site)
-        totals = {}
-        for name in sites:  # in one order, and summed in one order, in all processes
-            moments: list[Any] = [None] * size
-            dist.all_gather_object(moments, self[name], group)
-            totals[name] = functools.reduce(operator.add, moments)
-        n_sequences = sum(count for _, _, count in others)
-        return Collected(totals, sites.values(), self._recipe, n_sequences)
+        def gather(value: object) -> list[Any]:
+            values: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(values, value, group)
+            return values
+
+        return self._sum(gather(self._header()), lambda name: gather(self[name]))
+
+    def _header(self) -> tuple[dict[str, Site], dict[str, Any], int]:
+        return {site.name: site for site in self._sites}, self._recipe.to_dict(), self.n_sequences
+
+    def _sum(self, headers: list[Any], moments_of: Callable[[str], list[Moments]]) -> Collected:
+        """Add collections with these headers, in the order of the sites of the first."""
+        own, *others = (
+            (sorted((name, site.module_class) for name, site in found.items()), recipe)
+            for found, recipe, _ in (self._header(), *headers)
+        )
+        for other in others:
+            if other != own:
+                raise IncompatibleMomentsError(
+                    f"the two collections have different sites or arguments: {own} and {other}; "
+                    "use the same sites, tokens, side, output and weight for both"
+                )
+        summed = {}
+        for name, site in headers[0][0].items():
+            same = [found[name] for found, _, _ in headers]
+            width, calls = max(s.width for s in same), sum(s.calls for s in same)
+            summed[name] = replace(site, width=width, calls=calls)
+        totals = {name: functools.reduce(operator.add, moments_of(name)) for name in summed}
+        n_sequences = sum(n for _, _, n in headers)
+        return Collected(totals, summed.values(), self._recipe, n_sequences=n_sequences)
 
     # -- association -----------------------------------------------------------------------
 
@@ -281,24 +238,25 @@ class Collected(BySite):
     __repr__ = __str__
 
 
-def _sum_of_sites(first: Site, second: Site) -> Site:
-    """Return the record of one site for the sum of two collections."""
-    width = first.width or second.width
-    return replace(first, width=width, calls=first.calls + second.calls)
-
-
-@dataclass(frozen=True)
-class SelectedRows:
-    """Labels and indices of the rows that one call selects, shared by all sites of equal shape."""
-
-    labels: RowLabels
-    index: Tensor | None  # indices of the rows, on the host; None for all rows
-
-    def select(self, flat: Tensor) -> Tensor:
-        """Return the selected rows of a tensor (n, d)."""
-        if self.index is None:
-            return flat
-        return flat.index_select(0, to_device(self.index, flat.device))
+@contextmanager
+def watching(
+    model: Module,
+    modules: Mapping[str, Module],
+    placement: Placement,
+    selections: CallSelections,
+    add: Callable[[str, object], None],
+) -> Iterator[None]:
+    """Call ``add(name, value)`` with the value of every site inside a ``with`` block."""
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            hook = sites.add_hook(name, module, placement.side, partial(add, name))
+            stack.callback(hook.remove)
+        # The selections attach their hooks last, because hooks run in order: if a module that takes
+        # tokens is a site, the hook of the site must run before the hook that ends the selection of
+        # the call.
+        stack.callback(selections.detach)
+        selections.attach(model, modules)
+        yield
 
 
 @dataclass(eq=False)
@@ -312,7 +270,7 @@ class Collector:
     by_sequence: bool  # whether the rows of each sequence have total weight 1
     device: torch.device | None  # of the sums; None for the device of the activations
     parameters: Parameters
-    stops: bool = False  # whether a call ends after the last site
+    stops: bool = False  # whether a call ends after the first call of a site
 
     def __post_init__(self) -> None:
         self.selections = CallSelections(self.token_rule)
@@ -326,7 +284,6 @@ class Collector:
         self._batch_labels: dict[str, object] = {}
         self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
         self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
-        self._called_sites: set[str] = set()
         self._stopped = False
 
     @classmethod
@@ -337,14 +294,11 @@ class Collector:
         *,
         labels: Labels,
         tokens: object,
-        side: str,
-        feature_dim: int,
-        output: int | str | None,
-        heads: object,
         weight: str,
         skip_ids: Iterable[int],
         device: object,
         options: Mapping[str, Any],
+        **placement: Any,
     ) -> Collector:
         """Return a collector for the arguments of :func:`collect`; raise InputError if invalid."""
         unknown = set(options) - {"kinds", "joint"}
@@ -353,17 +307,12 @@ class Collector:
                 f"unknown arguments {listed(sorted(unknown))}; of the parameters of Moments, only "
                 "kinds and joint can be passed here"
             )
-        if not (callable(labels) or isinstance(labels, Iterable)):
-            raise InputError(
-                f"labels is {labels!r}; it must be a key of the batches, a list of keys, or a "
-                "function"
-            )
         if weight not in ("token", "sequence"):
             raise InputError(f"weight is {weight!r}; it must be 'token' or 'sequence'")
         return cls(
             modules=sites.find(model, at),
             token_rule=TokenRule.of(None if tokens == "body" else tokens, skip_ids),
-            placement=Placement.of(side, feature_dim, output, sites.number_of_heads(model, heads)),
+            placement=Placement.of(**placement),
             labels=labels,
             by_sequence=weight == "sequence",
             device=None if device == "model" else _device(device),
@@ -390,29 +339,20 @@ class Collector:
             raise InputError("batches is empty; a generator is empty when it is read a second time")
         return self._result()
 
-    @contextmanager
-    def attached(self, model: Module) -> Iterator[None]:
+    def attached(self, model: Module) -> AbstractContextManager[None]:
         """Attach all hooks inside a ``with`` block."""
-        with ExitStack() as stack:
-            for name, module in self.modules.items():
-                add = partial(self.add, name)
-                stack.callback(sites.add_hook(name, module, self.placement.side, add).remove)
-            # The selections attach their hooks last, because hooks run in order: if a module that
-            # takes tokens is a site, the hook of the site must run before the hook that ends the
-            # selection of the call.
-            stack.callback(self.selections.detach)
-            self.selections.attach(model, self.modules)
-            yield
+        return watching(model, self.modules, self.placement, self.selections, self.add)
 
     @contextmanager
     def batch_scope(self, batch: object) -> Iterator[None]:
         """Prepare the collector for a batch; the model runs on it inside the ``with`` block."""
         self._batch_labels = read_labels(batch, self.labels)
-        self._selected, self._called_sites, self._stopped = {}, set(), False
+        self._selected, self._counted, self._stopped = {}, np.zeros(0, bool), False
         with suppress(running.StopForward):
             yield
         self._selected = {}
         self.n_batches += 1
+        self.n_sequences += int(np.count_nonzero(self._counted))
 
     def add(self, name: str, value: object) -> None:
         """Add the selected rows of a site; `value` is the output or the input of its module."""
@@ -420,91 +360,62 @@ class Collector:
             return
         rows = sites.pick_rows(name, value, self.placement)[0].detach()
         self.calls[name] += 1
+        self.widths[name] = int(rows.shape[-1])
         selection = self.selections.current(name)
-        if self.applied_rule is None:
-            self.applied_rule = selection.rule
-        elif self.applied_rule != selection.rule:
+        self.applied_rule = self.applied_rule or selection.rule
+        if self.applied_rule != selection.rule:
             raise SiteError(
                 f"the site {name!r} runs in a call with the token rule {selection.rule!r}, and "
                 f"earlier calls had {self.applied_rule!r}: only some calls have tokens. Collect at "
                 "such sites one by one, or pass tokens='all'"
             )
-        flat, labels = self._select(name, rows, selection)
-        if labels.n:
-            keys = self._keys(name)
-            for key, head_rows in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
-                self._sums_of(key, head_rows).add(head_rows, labels)
-        self.widths[name] = int(rows.shape[-1])
-        self._called_sites.add(name)
-        if self.stops and len(self._called_sites) == len(self.modules):
+        mask, token_mask = selection.mask_for(name, rows), selection.mask
+        if mask is not None and token_mask is not None and mask.ndim < token_mask.ndim:
+            rows, mask = rows.unflatten(0, token_mask.shape), mask.view(token_mask.shape)
+        shape = tuple(rows.shape[:-1])
+        key = (None if mask is None else selection, shape)
+        if key not in self._selected:
+            self._selected[key] = self._select(shape or (1,), mask)
+        selected = self._selected[key]
+        if selected.n:
+            flat, keys = selected.rows_of(rows.reshape(-1, rows.shape[-1])), self._keys(name)
+            for head, head_rows in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
+                self._sums_of(head, head_rows).add(head_rows, selected)
+        if self.stops:
             self._stopped = True
             raise running.StopForward
 
-    def _select(self, name: str, rows: Tensor, selection: Selection) -> tuple[Tensor, RowLabels]:
-        """Return the selected rows (n, d) of a tensor (..., d), and the labels of these rows."""
-        mask = selection.mask_for(name, rows)
-        token_mask = selection.mask
-        if mask is not None and token_mask is not None and mask.ndim < token_mask.ndim:
-            rows, mask = rows.unflatten(0, token_mask.shape), mask.view(token_mask.shape)
-        key = (None if mask is None else selection, tuple(rows.shape[:-1]))
-        selected = self._selected.get(key)
-        if selected is None:
-            selected = self._index_rows(tuple(rows.shape[:-1]), mask)
-            self._count_sequences(len(rows) if rows.ndim > 1 else 1, selected)
-            self._selected[key] = selected
-        return selected.select(rows.reshape(-1, rows.shape[-1])), selected.labels
-
-    def _count_sequences(self, n_sequences: int, selected: SelectedRows) -> None:
-        """Count the sequences of the batch that had no selected tokens in earlier calls.
-
-        Sites with another number of sequences than the first site of the batch do not count.
-        """
-        if not self._selected:
-            self._counted = np.zeros(n_sequences, bool)
-        if len(self._counted) == n_sequences:
-            before = np.count_nonzero(self._counted)
-            self._counted[selected.labels.sequence_index] = True
-            self.n_sequences += int(np.count_nonzero(self._counted) - before)
-
-    def _index_rows(self, shape: tuple[int, ...], mask: Tensor | None) -> SelectedRows:
-        """Return indices and labels of the selected rows of a tensor with the given `shape`."""
+    def _select(self, shape: tuple[int, ...], mask: Tensor | None) -> SelectedRows:
+        """Return indices, labels and weights of the selected rows of tensors of this shape."""
         index = None if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
-        positions = np.arange(int(np.prod(shape))) if index is None else index.numpy()
-        shape, n = shape or (1,), len(positions)
-        sequence = positions // max(1, int(np.prod(shape[1:])))
-        columns = {
-            name: label_rows(name, values, shape, positions, sequence)
-            for name, values in self._batch_labels.items()
-        }
-        counts = np.bincount(sequence, minlength=1)
-        weight = 1.0 / counts[sequence] if self.by_sequence else None
+        positions = np.arange(math.prod(shape)) if index is None else index.numpy()
+        sequence, columns = row_labels(self._batch_labels, shape, positions)
         kinds, joint = self.parameters.kinds or None, self.parameters.joint
-        encoded = encode(columns, n, kinds=kinds, joint=joint)
-        labels = RowLabels(n, self.n_batches, weight, encoded, sequence)
-        return SelectedRows(labels, index)
+        encoded = encode(columns, len(positions), kinds=kinds, joint=joint)
+        weight = 1.0 / np.bincount(sequence)[sequence] if self.by_sequence else None
+        if not self._selected:
+            self._counted = np.zeros(shape[0], bool)
+        if len(self._counted) == shape[0]:  # the number of sequences of the first site
+            self._counted[sequence] = True
+        return SelectedRows(len(positions), self.n_batches, weight, encoded, index)
 
     def _keys(self, name: str) -> list[str]:
         """Return the keys of a site in `sums`: the name of the site, or one key per head."""
         heads = self.placement.heads
         return [name] if heads is None else [f"{name}[{i}]" for i in range(heads)]
 
-    def _sums_of(self, name: str, rows: Tensor) -> SiteSums:
+    def _sums_of(self, key: str, rows: Tensor) -> SiteSums:
         """Return the sums of a site or head; create them on first use."""
-        sums = self.sums.get(name)
-        if sums is None:
-            device = accumulation_device(rows.device if self.device is None else self.device)
-            width = int(rows.shape[1])
-            n_sites = len(self.modules) * (self.placement.heads or 1)
+        if key not in self.sums:
+            device = accumulation_device(self.device or rows.device)
+            n_sites, width = len(self.modules) * (self.placement.heads or 1), int(rows.shape[1])
             check_memory(device, n_sites - len(self.sums), width)
-            sums = self.sums[name] = SiteSums(
-                name, width, rows.dtype, device, self.parameters, self._work
-            )
-        if rows.shape[1] != sums.width:
-            sites.check_width(name, rows, -1, sums.width)
-        return sums
+            self.sums[key] = SiteSums(key, width, rows.dtype, device, self.parameters, self._work)
+        sites.check_width(key, rows, -1, self.sums[key].width)
+        return self.sums[key]
 
-    def check_called(self) -> None:
-        """Raise NeverCalledError if a site never ran."""
+    def _result(self) -> Collected:
+        """Return the moments of all sites, and remove the sums."""
         never_called = [name for name, count in self.calls.items() if not count]
         if never_called:
             raise NeverCalledError(
@@ -513,42 +424,31 @@ class Collector:
                 "or the batches take another path through the model. Choose the modules that "
                 "contain these sites"
             )
-
-    def _result(self) -> Collected:
-        """Return the moments of all sites, and remove the sums."""
-        self.check_called()
         collected_sites, moments = [], {}
         for name, width in self.widths.items():
             keys, kind = self._keys(name), type(self.modules[name]).__name__
             for key in keys:
-                sums = self.sums.pop(key, None)
                 moments[key] = (  # a site without selected tokens has no sums
-                    Moments(kinds=self.parameters.kinds, joint=self.parameters.joint)
-                    if sums is None
-                    else sums.result()
+                    self.sums.pop(key).result()
+                    if key in self.sums
+                    else Moments(kinds=self.parameters.kinds, joint=self.parameters.joint)
                 )
                 collected_sites.append(Site(key, kind, width // len(keys), self.calls[name]))
-        rule = self.token_rule.rule
-        spec = CollectionSpec(
-            self.placement,
-            rule if callable(rule) else self.applied_rule,
-            self.token_rule.skip_ids,
-            "sequence" if self.by_sequence else "token",
-        )
-        return Collected(moments, collected_sites, spec, self.n_sequences)
+        rule = self.token_rule.rule if callable(self.token_rule.rule) else self.applied_rule
+        weight = "sequence" if self.by_sequence else "token"
+        spec = CollectionSpec(self.placement, rule, self.token_rule.skip_ids, weight)
+        return Collected(moments, collected_sites, spec, n_sequences=self.n_sequences)
 
 
 def _device(device: Any) -> torch.device:
     """Return a device; raise InputError if it is invalid, or if torch cannot use it."""
     try:
-        valid = torch.device(device)
-        torch.empty(0, device=valid)
+        return torch.empty(0, device=torch.device(device)).device
     except (TypeError, RuntimeError, AssertionError) as error:
         raise InputError(
             f"device is {device!r}; it must be 'model', or a torch.device that the installed torch "
             "supports on this machine"
         ) from error
-    return valid
 
 
 # -- labels --------------------------------------------------------------------------------
@@ -556,9 +456,7 @@ def _device(device: Any) -> torch.device:
 
 def label_keys(labels: Labels) -> tuple[str, ...]:
     """Return the keys of a batch that hold labels and are not passed to the model."""
-    if callable(labels):
-        return ()
-    return as_names(labels, "labels")
+    return () if callable(labels) else as_names(labels, "labels")
 
 
 def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
@@ -572,10 +470,10 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
             )
         return dict(columns)
     keys = label_keys(labels)
-    if keys and isinstance(batch, tuple | list) and len(batch) == 2:  # (inputs, labels)
-        if len(keys) == 1 and not isinstance(batch[1], Mapping):
-            return {keys[0]: batch[1]}
+    if isinstance(batch, tuple | list) and len(batch) == 2:  # (inputs, labels)
         batch = batch[1]
+        if len(keys) == 1 and not isinstance(batch, Mapping):
+            return {keys[0]: batch}
     if keys and not isinstance(batch, Mapping):
         raise LabelError(
             f"labels= names {listed(keys)}, but a batch, or the second entry of a pair, is "
@@ -591,29 +489,27 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
     return {key: batch[key] for key in keys}
 
 
-def label_rows(
-    name: str,
-    values: Any,
-    shape: tuple[int, ...],
-    positions: NDArray[np.intp],
-    sequence: NDArray[np.intp],
-) -> object:
-    """Return the labels of the rows at `positions`, from one label per token or per sequence."""
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-    array = np.asarray(array)
-    per_token = len(shape) > 1 and array.shape == shape
-    # An integer matrix with another number of columns than tokens is an error, because it is most
-    # likely meant as one label per token.
-    is_matrix = array.ndim == len(shape) == 2 and array.dtype.kind in "iub"
-    if not per_token and (array.shape[:1] != shape[:1] or is_matrix):
-        raise LabelError(
-            f"the labels {name!r} have shape {array.shape}, and the rows of the site {shape}; pass "
-            f"one label per sequence, ({shape[0]},), or one per token, {shape}"
-        )
-    column = array.reshape(-1)[positions] if per_token else array[sequence]
-    if column.dtype.kind in "iu" and (column == MISSING_LABEL).any():
-        return np.ma.masked_array(column, column == MISSING_LABEL)
-    return column
+def row_labels(
+    labels: Mapping[str, Any], shape: tuple[int, ...], positions: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], dict[str, Any]]:
+    """Return sequences and labels of the rows at `positions`, from labels per token or sequence."""
+    sequence, columns = positions // max(1, math.prod(shape[1:])), {}
+    for name, values in labels.items():
+        array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        per_token = len(shape) > 1 and array.shape == shape
+        # An integer matrix with another number of columns than tokens is an error, because it is
+        # most likely meant as one label per token.
+        is_matrix = array.ndim == len(shape) == 2 and array.dtype.kind in "iub"
+        if not per_token and (array.shape[:1] != shape[:1] or is_matrix):
+            raise LabelError(
+                f"the labels {name!r} have shape {array.shape}, and the rows of the site {shape}; "
+                f"pass one label per sequence, ({shape[0]},), or one per token, {shape}"
+            )
+        column = array.reshape(-1)[positions] if per_token else array[sequence]
+        if column.dtype.kind in "iu" and (column == MISSING_LABEL).any():
+            column = np.ma.masked_equal(column, MISSING_LABEL)
+        columns[name] = column
+    return sequence, columns
 
 
 def collect(
@@ -626,7 +522,7 @@ def collect(
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,
-    heads: int | str | None = None,
+    heads: int | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     weight: str = "token",
     skip_ids: Iterable[int] = (),
@@ -636,17 +532,16 @@ def collect(
 ) -> Collected:
     """Run a model over data once and accumulate the moments of activations at all sites.
 
-    Activations are not stored: the state of a site is a d x d float64 matrix. The model
-    runs in evaluation mode; its mode and hooks are restored afterwards.
+    Activations are not stored: the state of a site is a d x d float64 matrix. The model runs in
+    evaluation mode; its mode and hooks are restored afterwards.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model; installed erasers stay active. Compiled models run eagerly.
     batches : iterable
-        Mappings of arguments (keys that are not parameters of the model's forward method are left
-        out), pairs (inputs, labels), tuples of positional arguments, or single arguments. Tensors
-        are copied to the model's device.
+        Mappings of arguments (others than those of the model's forward method are left out), pairs
+        (inputs, labels), tuples of positional arguments, or single arguments.
     at : str, Module, or a list of them
         Sites: dotted names, patterns (see :func:`install`), or modules.
     labels : str, list of str, or function
@@ -657,12 +552,9 @@ def collect(
     tokens : {"body", "all", "first", "last"} or function
         Rows of a tensor (B, T, d) to accumulate. "body": attended tokens except the first token of
         each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
-        attended token; or a function from the arguments of the call to a bool tensor (B, T). In a
-        call without tokens "body" selects all rows. At a site without the tokens of the call, such
-        as a pooled state, "all" selects all rows. Tensors (T, B, d) are an error, but cannot be
-        told apart if T equals B. Of several sequences packed into one row, "first" and "body" see
-        each first token if the call has position_ids or a mask (B, queries, keys), and "last" sees
-        one sequence.
+        attended token; or a function from the arguments of the call to a bool tensor (B, T). "body"
+        selects all rows in a call without tokens, and "all" at a site without the tokens of the
+        call, such as a pooled state. Tensors (T, B, d) are an error, unless T equals B.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
@@ -670,12 +562,9 @@ def collect(
     output : int or str, optional
         Element of an output that is a tuple or a mapping; by default the first element, or
         ``last_hidden_state``.
-    heads : int or str, optional
+    heads : int, optional
         Number of attention heads, which are equal parts of the last axis or the third axis of a
-        tensor (batch, token, heads, width), or the attribute of the model's configuration that
-        holds it: "num_attention_heads" for the input of an output projection,
-        "num_key_value_heads" for ``k_proj`` and ``v_proj``. Every head has its own moments, under
-        the name ``site[head]``, and its own eraser.
+        tensor (batch, token, heads, width). The name of a head is ``site[head]``.
     forward : function, optional
         ``forward(model, batch)`` runs the model. By default the model is called.
     weight : {"token", "sequence"}
@@ -686,8 +575,7 @@ def collect(
     device : "model" or torch.device
         Device of the states; "model" for the device of the activations.
     progress : bool, optional
-        Show a progress bar on stderr; by default only in a terminal or notebook, after two
-        seconds.
+        Whether to show a progress bar; by default in a terminal or notebook, after two seconds.
     **moments
         ``kinds`` and ``joint``, as for :class:`Moments`.
 
@@ -709,8 +597,7 @@ def collect(
 
     Examples
     --------
-    >>> import numpy as np, torch
-    >>> import splince_fast as sf
+    >>> import torch
     >>> from splince_fast import nn as snn
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 5))
     >>> batches = [{"input": torch.randn(50, 3), "z": torch.arange(50) % 2} for _ in range(4)]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import Module
 
 from splince_fast._runtime.progress import Progress
 from splince_fast._solve.options import is_integer
@@ -26,7 +24,7 @@ from splince_fast.exceptions import (
 )
 from splince_fast.moments.parameters import check_random_state
 from splince_fast.nn import running, sites
-from splince_fast.nn.collection import Labels, label_keys, label_rows, read_labels
+from splince_fast.nn.collection import Labels, label_keys, read_labels, row_labels, watching
 from splince_fast.nn.erasers import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Placement
@@ -35,6 +33,9 @@ from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, TokenRule
 Columns = dict[Any, NDArray[Any]]
 
 _KEY, _ROWS, _SEQUENCE = object(), object(), object()  # columns of a sample, beside the labels
+_MAX_SEQUENCES = 2**32  # of a batch
+_RECORD = {"site": None, "variable": None, "metric": "", "n": 0, "chance": None, "before": None,
+           "after": math.nan, "reason": ""}  # fmt: skip
 
 
 def effect(
@@ -47,15 +48,15 @@ def effect(
     at: object = None,
     tokens: object = None,
     forward: Callable[[Any, Any], Any] | None = None,
+    progress: bool | None = None,
     max_rows: int = 2000,
     random_state: int = 0,
-    progress: bool | None = None,
 ) -> list[dict[str, Any]]:
     """Measure a model on held-out data without and with erasers, in one pass over the data.
 
-    Each batch runs twice. The loss and the perplexity per token need no labels, and are printed
-    before the first probe is fitted. Linear probes of the labels are then scored on sampled rows of
-    each site, by five-fold cross-validation (:func:`splince_fast.evaluation.leakage`).
+    Each batch runs twice. The loss per token needs no labels, and is printed before the first probe
+    is fitted. Linear probes of the labels are then scored on sampled rows of each site by five-fold
+    cross-validation (:func:`splince_fast.evaluation.leakage`).
 
     Parameters
     ----------
@@ -70,21 +71,17 @@ def effect(
         the first batch has them. Without labels nothing is probed.
     groups : str, optional
         Label whose classes are not split between folds, for example the noun that fills a prompt
-        template: if the noun determines the probed variable, a probe could learn the nouns instead.
-        By default each sequence is a group.
+        template. By default each sequence is a group.
     at : str, Module, or a list of them, optional
         Sites to probe; by default the sites of the erasers.
     tokens : {"body", "all", "first", "last"} or function, optional
         Tokens to erase and to probe; by default as for :func:`install`.
-    forward : function, optional
-        ``forward(model, batch)`` runs the model and returns its output.
+    forward, progress
+        As for :func:`collect`; ``progress=False`` also leaves out the printed loss.
     max_rows : int
         Number of sampled rows per site; the samples take up to 16 max_rows d bytes during the pass.
     random_state : int
         Seed of the sample and of the folds.
-    progress : bool, optional
-        Show a progress bar on stderr; by default only in a terminal or notebook, after two
-        seconds. False also leaves out the printed loss.
 
     Returns
     -------
@@ -92,19 +89,15 @@ def effect(
         Records with the keys site, variable, metric, n, chance, before, after and reason. "loss" is
         the cross-entropy of the next attended token in nats, of models that generate text from
         ``input_ids``; "perplexity" is its exponential. At each site "change" is the sum of |after -
-        before|^2 over that of |before - mean|^2. "accuracy" (classes) or "R2" (quantities) of a
-        probe is NaN with a reason if it cannot be fitted; `chance` is the fraction of the most
-        frequent class, or 0.
+        before|^2 over that of |before - mean|^2; "accuracy" (classes) or "R2" (quantities) of a
+        probe is NaN with a reason if it cannot be fitted, and `chance` that of a constant.
 
     Raises
     ------
     InputError
         `texts` is empty, or there is neither a loss nor a label.
-    SiteError, LabelError, NeverCalledError
-        As for :func:`collect` and :func:`install`; SiteError also if a site runs on other rows with
-        the erasers than without them.
-    NonFiniteError
-        Activations are NaN or infinite.
+    SiteError, LabelError, NeverCalledError, NonFiniteError
+        As for :func:`collect`; SiteError also if a site runs on other rows with the erasers.
 
     Examples
     --------
@@ -129,36 +122,35 @@ def effect(
     modules = sites.find(inner, list(by_site) if at is None else at)
     sampler = _Sampler(modules, rule, spec.placement, int(max_rows), random_state)
     device, names = running.device_of(inner), labels
-    totals, n_tokens = np.zeros(2), 0
+    sums = np.zeros((2, 2))  # of the loss and of its tokens, without and with erasers
     with (
         install(inner, by_site, tokens=tokens) as installed,
-        sampler.attached(inner),  # after the erasers, to receive erased activations
+        # After the erasers, to receive erased activations.
+        watching(inner, modules, spec.placement, sampler.selections, sampler.add),
         running.evaluating(inner),
         Progress(unit="batches", show=progress) as bar,
     ):
-        for batch in texts:
+        for i, batch in enumerate(texts):
             names = _reported(by_site, batch) if names is None else names
-            read: Any = names if groups is None or callable(names) else [*label_keys(names), groups]
             keys = [*label_keys(names), *([] if groups is None else [groups])]
-            sampler.labels = read_labels(batch, read) if names else {}
+            sampler.labels = read_labels(batch, names if callable(names) else keys) if names else {}
             inputs = running.batch_to(batch, device)
             for phase in (0, 1):
-                sampler.start_phase()
+                sampler.batch, sampler.phase = i, phase
                 with nullcontext() if phase else installed.disabled():
                     output = running.call(inner, inputs, keys, forward)
-                total, n = _next_token_loss(inner, inputs, output)
-                totals[phase] += total
-            n_tokens += n
-            sampler.end_batch()
+                sums[phase] += _next_token_loss(inner, inputs, output)
             bar.advance(1)
     if names is None:
         raise InputError("texts is empty; a generator is empty when it is read a second time")
-    records = []
+    records, n_tokens = [], int(sums[1, 1])
     if n_tokens:
-        losses = totals / n_tokens
+        losses = sums[:, 0] / n_tokens
         perplexities = np.exp(np.minimum(losses, 700.0))  # close to the largest float
-        for metric, (before, after) in (("loss", losses), ("perplexity", perplexities)):
-            records.append(_record(None, None, metric, n_tokens, float(before), float(after)))
+        for metric, figures in (("loss", losses), ("perplexity", perplexities)):
+            before, after = map(float, figures)
+            figure = {"metric": metric, "n": n_tokens, "before": before, "after": after}
+            records.append(_RECORD | figure)
             if progress is not False:
                 print(f"{metric} per token {before:.4g}, with erasers {after:.4g}", flush=True)
     if not names and not records:
@@ -167,7 +159,7 @@ def effect(
             "labels of the erasers' variables; pass labels="
         )
     for name in modules if names else ():
-        records += _site_records(name, sampler.result(name), groups, random_state)
+        records += _site_records(name, *sampler.result(name), groups, random_state)
     return records
 
 
@@ -185,15 +177,10 @@ def _next_token_loss(model: Any, batch: Any, output: Any) -> tuple[float, int]:
     Returns (0, 0) for models that do not generate text from ``input_ids``.
     """
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    logits = getattr(output, "logits", None)
     generates = getattr(model, "can_generate", lambda: False)()
-    if (
-        ids is None
-        or not generates
-        or getattr(model.config, "is_encoder_decoder", False)
-        or not isinstance(logits, Tensor)
-        or logits.shape[:-1] != ids.shape
-    ):
+    is_decoder = generates and not getattr(model.config, "is_encoder_decoder", False)
+    logits = getattr(output, "logits", None) if is_decoder else None
+    if ids is None or not isinstance(logits, Tensor) or logits.shape[:-1] != ids.shape:
         return 0.0, 0
     mask = batch.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
@@ -207,30 +194,21 @@ def _next_token_loss(model: Any, batch: Any, output: Any) -> tuple[float, int]:
 # -- records -------------------------------------------------------------------------------
 
 
-def _record(
-    site: str | None, variable: str | None, metric: str, n: int, before: float | None,
-    after: float, chance: float | None = None, reason: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    return {"site": site, "variable": variable, "metric": metric, "n": n, "chance": chance,
-            "before": before, "after": after, "reason": reason}  # fmt: skip
-
-
 def _site_records(
-    name: str, columns: Columns, groups: str | None, random_state: int
-) -> list[dict[str, Any]]:
-    """Compare the sampled rows (n, 2, d) of a site without and with erasers, and probe labels."""
+    site: str, rows: NDArray[np.float64], columns: Columns, groups: str | None, random_state: int
+) -> Iterator[dict[str, Any]]:
+    """Compare the sampled rows (2, n, d) of a site without and with erasers, and probe labels."""
     from splince_fast.evaluation import leakage
 
-    rows = columns[_ROWS].astype(np.float64)
     if not np.isfinite(rows).all():
         raise NonFiniteError(
-            f"the activations at the site {name!r} hold NaN or infinity; run the model in bfloat16 "
+            f"the activations at the site {site!r} hold NaN or infinity; run the model in bfloat16 "
             "or float32 if it is in float16"
         )
-    before, after = rows[:, 0], rows[:, 1]
+    before, after = rows
     total = float(np.sum((before - before.mean(axis=0)) ** 2))
     change = float(np.sum((after - before) ** 2)) / total if total else math.nan
-    records = [_record(name, None, "change", len(rows), None, change)]
+    yield _RECORD | {"site": site, "metric": "change", "n": len(before), "after": change}
     group = columns[_SEQUENCE if groups is None else groups]
     for variable, column in columns.items():
         if variable in (_KEY, _ROWS, _SEQUENCE, groups):
@@ -241,119 +219,92 @@ def _site_records(
             probes = [
                 leakage(values[labelled], column[labelled], probes=("linear",),
                         groups=group[labelled], random_state=random_state)
-                for values in (before, after)
+                for values in rows
             ]  # fmt: skip
         reason = probes[0].reason or probes[1].reason
         metric = "accuracy" if probes[0].n_classes else "R2"
-        scores, chance = [math.nan] * 2, math.nan
-        if not reason:
-            scores = [getattr(probe["linear"], metric.lower()) for probe in probes]
-            chance = probes[0]["linear"].chance
-        n = len(column[labelled])
-        records.append(_record(name, variable, metric, n, scores[0], scores[1], chance, reason))
-    return records
+        linear = [] if reason else [probe["linear"] for probe in probes]
+        before, after = [getattr(probe, metric.lower()) for probe in linear] or [math.nan] * 2
+        chance, n = linear[0].chance if linear else math.nan, len(column[labelled])
+        yield {"site": site, "variable": variable, "metric": metric, "n": n, "chance": chance,
+               "before": before, "after": after, "reason": reason}  # fmt: skip
 
 
 # -- samples -------------------------------------------------------------------------------
 
 
 class _Sampler:
-    """Random sample of the selected rows at each site, without and with erasers.
+    """Random samples of the selected rows at each site, the same rows without and with erasers.
 
-    Each row has a random key, which depends on the batch and on its position among the rows of the
-    site, and the rows with the smallest keys are kept: the same ones in both phases.
+    Each row has a random key, which depends on the batch, the call of the site, and the position of
+    the row; a sample has the rows with the smallest keys.
     """
 
     def __init__(
-        self,
-        modules: Mapping[str, Module],
-        rule: TokenRule,
-        placement: Placement,
-        max_rows: int,
-        random_state: int,
+        self, names: Iterable[str], rule: TokenRule, placement: Placement, max_rows: int, seed: int
     ) -> None:
         self.labels: dict[str, Any] = {}  # of the batch; without labels nothing is sampled
-        self._modules, self._placement = modules, placement
-        self._max_rows, self._random_state = max_rows, random_state
-        self._selections = CallSelections(rule)
-        self._samples: dict[str, list[Columns]] = {name: [] for name in modules}
-        self._max_keys = dict.fromkeys(modules, math.inf)
-        self._phases: list[dict[str, list[Columns]]] = []  # of the batch
-        self._n_batches = self._n_sequences = self._size = 0
+        self.batch = self.phase = 0  # number of the batch; phase 1 with erasers
+        self.selections = CallSelections(rule)
+        self._placement, self._max_rows, self._seed = placement, max_rows, seed
+        self._samples = {(name, phase): _Sample([], {}) for name in names for phase in (0, 1)}
 
-    @contextmanager
-    def attached(self, model: Module) -> Iterator[None]:
-        """Attach the hooks inside a ``with`` block."""
-        with ExitStack() as stack:
-            for name, module in self._modules.items():
-                add = partial(self._add, name)
-                stack.callback(sites.add_hook(name, module, self._placement.side, add).remove)
-            stack.callback(self._selections.detach)
-            self._selections.attach(model, self._modules)
-            yield
-
-    def start_phase(self) -> None:
-        self._phases.append({name: [] for name in self._modules})
-
-    def _add(self, name: str, value: object) -> None:
+    def add(self, name: str, value: object) -> None:
+        """Add the rows of a call to the sample of a site."""
         if not self.labels:
             return
         rows = sites.pick_rows(name, value, self._placement)[0].detach()
-        mask = self._selections.current(name).mask_for(name, rows)
-        shape, calls = tuple(rows.shape[:-1]), self._phases[-1][name]
+        mask = self.selections.current(name).mask_for(name, rows)
+        shape, sample = tuple(rows.shape[:-1]), self._samples[name, self.phase]
         positions = np.arange(math.prod(shape))
         if mask is not None:
             positions = np.flatnonzero(mask.cpu().numpy())
-        seed = (self._random_state, self._n_batches, len(calls), len(positions))
+        counts = sample.counts.setdefault(self.batch, [])
+        seed = (self._seed, self.batch, len(counts), len(positions))
+        counts.append(len(positions))
         keys = np.random.default_rng(seed).random(len(positions))
-        is_small = keys <= self._max_keys[name]
-        positions = positions[is_small]
-        sequence = positions // math.prod(shape[1:])
+        chosen = _smallest(keys, self._max_rows)
+        positions = positions[chosen]
+        sequence, labels = row_labels(self.labels, shape, positions)
         flat = rows.reshape(-1, rows.shape[-1])[torch.from_numpy(positions).to(rows.device)]
-        labels: Columns = {}
-        for label, column in self.labels.items():
-            of_rows: Any = label_rows(label, column, shape, positions, sequence)
-            labels[label] = np.ma.filled(of_rows, MISSING_LABEL)
-        values = flat.float().cpu().numpy()[:, None]
-        sequence += self._n_sequences
-        calls.append({_KEY: keys[is_small], _ROWS: values, _SEQUENCE: sequence, **labels})
-        self._size = max(self._size, shape[0])
+        columns: Columns = {
+            label: np.ma.filled(own, MISSING_LABEL) for label, own in labels.items()
+        }
+        sequence = self.batch * _MAX_SEQUENCES + sequence
+        columns |= {_KEY: keys[chosen], _ROWS: flat.float().cpu().numpy(), _SEQUENCE: sequence}
+        sample.calls.append(columns)
+        if sum(len(call[_KEY]) for call in sample.calls) > 2 * self._max_rows:
+            sample.calls[:] = [sample.columns(self._max_rows)]
 
-    def end_batch(self) -> None:
-        """Add the rows of both phases of a batch to the samples."""
-        for name in self._modules:
-            before, after = (_joined(phase[name]) for phase in self._phases)
-            keys, other_keys = (columns.get(_KEY, np.zeros(0)) for columns in (before, after))
-            if not np.array_equal(keys, other_keys):
-                raise SiteError(
-                    f"the site {name!r} runs on other rows with the erasers than without them; "
-                    "pass forward= with a fixed number of calls, or choose another site by at="
-                )
-            if not len(keys):
-                continue
-            before[_ROWS] = np.concatenate([before[_ROWS], after[_ROWS]], axis=1)
-            self._samples[name].append(before)
-            if sum(len(columns[_KEY]) for columns in self._samples[name]) > 2 * self._max_rows:
-                sample = self._smallest(name)
-                self._samples[name], self._max_keys[name] = [sample], sample[_KEY].max()
-        self._phases = []
-        self._n_batches += 1
-        self._n_sequences += self._size
-
-    def _smallest(self, name: str) -> Columns:
-        joined = _joined(self._samples[name])
-        index = np.sort(np.argsort(joined[_KEY], kind="stable")[: self._max_rows])
-        return {key: column[index] for key, column in joined.items()}
-
-    def result(self, name: str) -> Columns:
-        """Return the sample of a site: rows (n, 2, d) in float32, and labels."""
-        if not self._samples[name]:
+    def result(self, name: str) -> tuple[NDArray[np.float64], Columns]:
+        """Return the sampled rows (2, n, d) of a site without and with erasers, and labels."""
+        first, second = (self._samples[name, phase] for phase in (0, 1))
+        if first.counts != second.counts:
+            raise SiteError(
+                f"the site {name!r} runs on other rows with the erasers than without them; pass "
+                "forward= with a fixed number of calls, or choose another site by at="
+            )
+        if not any(map(sum, first.counts.values())):
             raise NeverCalledError(
                 f"the site {name!r} never ran on selected tokens; choose the module that contains "
                 "it, or other tokens"
             )
-        return self._smallest(name)
+        before, after = (sample.columns(self._max_rows) for sample in (first, second))
+        return np.stack([before[_ROWS], after[_ROWS]]).astype(np.float64), before
 
 
-def _joined(parts: list[Columns]) -> Columns:
-    return {k: np.concatenate([part[k] for part in parts]) for k in (parts[0] if parts else ())}
+class _Sample(NamedTuple):
+    """Rows and labels of calls, and the number of selected rows of each call by batch."""
+
+    calls: list[Columns]
+    counts: dict[int, list[int]]
+
+    def columns(self, max_rows: int) -> Columns:
+        joined = {k: np.concatenate([call[k] for call in self.calls]) for k in self.calls[0]}
+        chosen = _smallest(joined[_KEY], max_rows)
+        return {key: column[chosen] for key, column in joined.items()}
+
+
+def _smallest(keys: NDArray[np.float64], n: int) -> NDArray[np.intp]:
+    """Return the sorted indices of the n smallest keys."""
+    return np.sort(np.argsort(keys, kind="stable")[:n])

@@ -7,9 +7,8 @@ vector of an embedding is erased.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,7 +32,8 @@ from splince_fast.projection import Projection
 # Largest difference of outputs, relative to their size, that is rounding of 32 and of 16 bits.
 _TOLERANCE, _TOLERANCE_16 = 1e-4, 2e-2
 # Hooks at the layers equal hooks at the sites bit for bit if these layers alone read the sites. A
-# reader that is not named makes a difference of the order of the erasers' effect.
+# reader that is not named makes a difference of the order of the erasers' effect, which can be
+# below the rounding of folded weights of 16 bits.
 _READER_TOLERANCE = 0.1
 _FOR_FOLD = (
     "erasers = fit_layers(..., for_fold=True), then fold(model, erasers, into={site: layers}, "
@@ -54,14 +54,11 @@ class Folded:
         every token, on the example and relative to the size of the outputs.
     untied : tuple of str
         Names of the layers whose weights were tied to weights of other layers before the fold.
-    switches : tuple of str
-        Fields of the model's configuration that were set to True, because biases were added.
     """
 
     layers: dict[str, tuple[str, ...]]
     difference: float
     untied: tuple[str, ...]
-    switches: tuple[str, ...]
 
 
 def fold(
@@ -88,9 +85,8 @@ def fold(
         Arguments of one call, on which the folded model is compared with the model with hooks. The
         erasers must change a floating tensor in the output of this call.
     bias : {"error", "add"}
-        Action if a layer lacks the bias that the mean of an eraser needs. "error" raises an error.
-        "add" adds a bias, and sets the field of the model's configuration for such biases, if there
-        is one. The erasers of ``fit_layers(..., for_fold=True)`` need no bias.
+        Action if a layer lacks the bias that the mean of an eraser needs: raise an error, or add a
+        bias. The erasers of ``fit_layers(..., for_fold=True)`` need none.
 
     Returns
     -------
@@ -102,26 +98,24 @@ def fold(
     FoldError
         Other operations than the layers of `into` read a site; a layer is not linear, or its weight
         is quantised, offloaded, distributed or computed from other parameters; erasers are
-        installed; or the outputs of the folded model differ. All parameters are then unchanged, bit
-        for bit.
+        installed; or the outputs differ. All parameters are then unchanged, bit for bit.
     InputError
         An argument is invalid, or the erasers are not for all tokens.
 
     Warns
     -----
     SplinceWarning
-        A tied weight was untied, or ``from_pretrained`` would drop a bias that was added.
+        A tied weight was untied, or a bias was added, which ``from_pretrained`` would drop.
 
     Examples
     --------
-    >>> import numpy as np, torch
+    >>> import torch
     >>> import splince_fast as sf
     >>> from splince_fast import nn as snn
     >>> model = torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 3))
-    >>> z = np.arange(300) % 2
-    >>> x = torch.randn(300, 6) + torch.from_numpy(z)[:, None] * torch.arange(6)
-    >>> collected = snn.collect(model, [{"input": x, "z": z}], "0", labels="z")
-    >>> erasers = collected.erasers(sf.leace, erase="z")
+    >>> z = torch.arange(300) % 2
+    >>> x = torch.randn(300, 6) + z[:, None] * torch.arange(6)
+    >>> erasers = snn.fit_layers(model, [{"input": x, "z": z}], "0", sf.leace, erase="z")
     >>> folded = snn.fold(model, erasers, into={"0": "1"}, example=x)
     >>> folded.layers, folded.difference < 1e-5
     ({'0': ('1',)}, True)
@@ -131,32 +125,29 @@ def fold(
         raise InputError(f"bias is {bias!r}; it must be 'error' or 'add'")
     if example is None:
         raise InputError("example is None; pass the arguments of one call, such as a batch")
-    changes, placement = _changes(model, erasers, into or {})
-    without_bias = [c.name for c in changes if c.projection.offset.any() and _lacks_bias(c.layer)]
+    at_sites, changes = _changes(model, erasers, into or {})
+    without_bias = [
+        c.name for c in changes if c.projection.offset.any() and getattr(c.layer, "bias", 0) is None
+    ]
     if without_bias and bias == "error":
         raise FoldError(
             f"{listed(without_bias)} have no bias, which the means of the erasers need: {_FOR_FOLD}"
         )
-    layers = {c.site: tuple(d.name for d in changes if d.site == c.site) for c in changes}
-    at_sites = {c.site: (c.site, c.module, placement, c.projection) for c in changes}
-    at_layers = [
-        at_sites[c.site]
-        if c.layer is c.module
-        else (c.name, c.layer, Placement("input", 1 if _is_conv2d(c.layer) else -1), c.projection)
-        for c in changes
-    ]
-    example = running.batch_to(example, running.device_of(model))
+    outputs = partial(_outputs, model, running.batch_to(example, running.device_of(model)))
     with running.evaluating(model), ExitStack() as undo:
-        plain = _outputs(model, example)
-        with _erased(model, at_sites.values()):
-            expected = _outputs(model, example)
-        with _erased(model, at_layers):
-            at_readers = _outputs(model, example)
-        _check_readers(plain, expected, at_readers, changes)
+        plain, expected = outputs(), outputs(at_sites)
+        _check_readers(plain, expected, outputs(changes), changes)
         untied = [c.name for c in changes if _untie(model, c.layer.weight, undo)]
-        added = {c.layer for c in changes if _merge(c, undo)}
-        switches, dropped = _set_switches(model, added, undo)
-        difference = _check_outputs(plain, expected, _outputs(model, example), changes)
+        for change in changes:
+            _merge(change, undo)
+        difference = _difference(plain, expected, outputs())
+        is_narrow = any(c.layer.weight.dtype.itemsize < 4 for c in changes)
+        if not difference <= (_TOLERANCE_16 if is_narrow else _TOLERANCE):
+            raise FoldError(
+                f"the outputs of the folded model differ from hooks by {difference:.1e} of their "
+                f"size: a weight of {listed(c.name for c in changes)} overflows, or other code "
+                "reads it; use install"
+            )
         undo.pop_all()
     if untied:
         warn(
@@ -164,34 +155,33 @@ def fold(
             "separate now; tie_word_embeddings in the configuration, if there is one, is False",
             SplinceWarning,
         )
-    if dropped:
+    if without_bias:
         warn(
-            f"from_pretrained drops the biases {listed(dropped)}, which were added and which the "
-            "model's class does not have; fold erasers of fit_layers(..., for_fold=True), or save "
-            "the erasers and install them after loading",
+            f"biases were added to {listed(without_bias)}, which from_pretrained drops: fold "
+            "erasers of fit_layers(..., for_fold=True), or save and install the erasers",
             SplinceWarning,
         )
-    return Folded(layers, difference, tuple(untied), tuple(switches))
+    layers = {c.site: tuple(d.name for d in changes if d.site == c.site) for c in changes}
+    return Folded(layers, difference, tuple(untied))
 
 
 # -- arguments -----------------------------------------------------------------------------
 
 
 class _Change(NamedTuple):
-    """A layer that takes over the eraser of a site; `reads` is False if it returns the site."""
+    """A site, or a layer that takes over its eraser, and the tensor of the layer to erase."""
 
     site: str
-    module: Module
-    projection: Projection
     name: str
-    layer: Module
-    reads: bool
+    layer: Any
+    placement: Placement
+    projection: Projection
 
 
 def _changes(
     model: Module, erasers: Any, into: Mapping[str, Any]
-) -> tuple[list[_Change], Placement]:
-    """Return the layers to change, and the placement of the erased tensors of the sites."""
+) -> tuple[list[_Change], list[_Change]]:
+    """Return the sites, and the layers to change."""
     for name, module in sites.named_modules(model).items():
         if SiteHook.of(module, "input") or SiteHook.of(module, "output"):
             raise FoldError(
@@ -204,29 +194,32 @@ def _changes(
             f"these erasers are for tokens={spec.applied!r}, and weights erase every token: "
             f"{_FOR_FOLD}"
         )
-    found: dict[str, tuple[Module, Projection]] = {}
+    at_sites: dict[str, _Change] = {}
     for at, projection in erasers.items():
         check_projection(projection)
         for site, module in sites.find(model, at).items():
-            found[site] = module, projection @ found[site][1] if site in found else projection
-    if not found:
+            both = projection @ at_sites[site].projection if site in at_sites else projection
+            at_sites[site] = _Change(site, site, module, spec.placement, both)
+    if not at_sites:
         raise InputError("erasers is empty; pass at least one projection by the name of a site")
-    if unknown := sorted(set(into) - set(found)):
-        raise InputError(f"into= names {listed(unknown)}; the sites are {listed(found)}")
+    if unknown := sorted(set(into) - set(at_sites)):
+        raise InputError(f"into= names {listed(unknown)}; the sites are {listed(at_sites)}")
     changes = []
-    for site, (module, projection) in found.items():
-        layers = sites.find(model, into[site]) if site in into else {site: module}
+    for site, own in at_sites.items():
+        layers = sites.find(model, into[site]) if site in into else {site: own.layer}
         for name, layer in layers.items():
-            reads = layer is not module or spec.placement.side == "input"
-            changes.append(_Change(site, module, projection, name, layer, reads))
+            own_input = Placement("input", 1 if _is_conv2d(layer) else -1)
+            placement = own.placement if layer is own.layer else own_input
+            changes.append(_Change(site, name, layer, placement, own.projection))
             _check_layer(changes[-1])
-    return changes, spec.placement
+    return list(at_sites.values()), changes
 
 
 def _check_layer(change: _Change) -> None:
     """Raise FoldError unless a layer is W x + b with plain parameters and the eraser's width."""
     name, layer, kind = change.name, change.layer, type(change.layer)
-    bases = [torch.nn.Linear] if change.reads else [torch.nn.Linear, torch.nn.Embedding]
+    reads = change.placement.side == "input"
+    bases = [torch.nn.Linear] if reads else [torch.nn.Linear, torch.nn.Embedding]
     # Subclasses of convolutions often only add padding.
     is_conv = (kind.__name__ == "Conv1D" and hasattr(layer, "nf")) or _is_conv2d(layer)
     if not is_conv and not isinstance(layer, tuple(bases)):
@@ -249,7 +242,7 @@ def _check_layer(change: _Change) -> None:
             "offloaded, distributed, or computed from other parameters; make it plain, or use "
             "install"
         )
-    if weight.shape[int(change.reads != _is_transposed(layer))] != change.projection.n_features:
+    if weight.shape[int(reads != _is_transposed(layer))] != change.projection.n_features:
         raise FoldError(
             f"{name!r} has a weight of shape {tuple(weight.shape)}, and the eraser of "
             f"{change.site!r} has width {change.projection.n_features}"
@@ -259,40 +252,29 @@ def _check_layer(change: _Change) -> None:
 # -- comparison ----------------------------------------------------------------------------
 
 
-@contextmanager
-def _erased(
-    model: Module, points: Iterable[tuple[str, Module, Placement, Projection]]
-) -> Iterator[None]:
-    """Erase every token by hooks inside a ``with`` block, as folded weights do.
+def _outputs(model: Module, example: object, erased: Iterable[_Change] = ()) -> list[Tensor]:
+    """Return the floating tensors in the output of a model in float64, with every token erased.
 
-    Raises FoldError if a module did not run.
+    Raises FoldError if a module to erase did not run.
     """
-    idle: dict[str, None] = {}
+    idle = dict.fromkeys(point.name for point in erased)
 
-    def erase(name: str, eraser: Eraser, rows: Tensor) -> Tensor:
-        idle.pop(name, None)
-        return eraser(rows)
+    def erase(point: _Change, eraser: Eraser, value: object) -> Any:
+        idle.pop(point.name, None)
+        return sites.replace_rows(point.name, value, point.placement, eraser.n_features, eraser)
 
     with ExitStack() as stack:
-        for name, module, placement, projection in points:
-            idle[name] = None
-            eraser = eraser_for(projection, module, model).to(running.device_of(model))
-            replace = partial(
-                sites.replace_rows, name, placement=placement, width=eraser.n_features,
-                function=partial(erase, name, eraser),
-            )  # fmt: skip
-            stack.callback(sites.add_hook(name, module, placement.side, replace).remove)
-        yield
+        for point in erased:
+            eraser = eraser_for(point.projection, point.layer, model)
+            hook = partial(erase, point, eraser.to(running.device_of(model)))
+            handle = sites.add_hook(point.name, point.layer, point.placement.side, hook)
+            stack.callback(handle.remove)
+        output = running.call(model, example, (), None)
     if idle:
         raise FoldError(
             f"the example does not run {listed(idle)}, so the fold cannot be verified; pass an "
             "example that does, or use install"
         )
-
-
-def _outputs(model: Module, example: object) -> list[Tensor]:
-    """Return the floating tensors in the output of a model on an example, in float64."""
-    output = running.call(model, example, (), None)
     return [tensor.detach().to("cpu", torch.float64) for tensor in _tensors(output)]
 
 
@@ -304,14 +286,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(entry)
 
 
-def _differ(first: Tensor, second: Tensor) -> Tensor:
-    return (first != second) & ~(first.isnan() & second.isnan())
-
-
 def _distance(first: Tensor, second: Tensor) -> float:
     """Return the largest difference of two entries; it is not finite if only one of them is."""
-    differences = (first - second)[_differ(first, second)].abs()
-    return float(differences.max()) if len(differences) else 0.0
+    differ = (first != second) & ~(first.isnan() & second.isnan())
+    return float((first - second)[differ].abs().max()) if differ.any() else 0.0
 
 
 def _check_readers(
@@ -333,31 +311,17 @@ def _check_readers(
             )
 
 
-def _check_outputs(
-    plain: list[Tensor], expected: list[Tensor], found: list[Tensor], changes: list[_Change]
-) -> float:
-    """Return the relative difference of the folded model; raise FoldError above rounding."""
-    largest = 0.0
+def _difference(plain: list[Tensor], expected: list[Tensor], found: list[Tensor]) -> float:
+    """Return the largest difference from `expected`, relative to the size of changed outputs."""
+    relative = []
     for a, b, c in zip(plain, expected, found, strict=True):
         # Constants, such as -1e9 at suppressed tokens, do not tell the size of the outputs.
-        changed = b[_differ(a, b) & b.isfinite()]
-        size = float(changed.abs().max()) if len(changed) else 1.0
-        largest = float(np.maximum(largest, _distance(b, c) / size))  # NaN stays
-    is_narrow = any(change.layer.weight.dtype.itemsize < 4 for change in changes)
-    if not largest <= (_TOLERANCE_16 if is_narrow else _TOLERANCE):
-        raise FoldError(
-            f"the outputs of the folded model differ from hooks by {largest:.1e} of their size: a "
-            f"weight of {listed(c.name for c in changes)} overflows, or other code reads it; use "
-            "install"
-        )
-    return largest
+        changed = b[(a != b) & b.isfinite()]
+        relative.append(_distance(b, c) / (float(changed.abs().max()) if len(changed) else 1.0))
+    return float(np.max(relative))  # NaN stays
 
 
 # -- weights -------------------------------------------------------------------------------
-
-
-def _lacks_bias(layer: Any) -> bool:
-    return not isinstance(layer, torch.nn.Embedding) and layer.bias is None
 
 
 def _is_conv2d(layer: Any) -> bool:
@@ -371,28 +335,40 @@ def _is_transposed(layer: Module) -> bool:
     return not isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)
 
 
+def _merge(change: _Change, undo: ExitStack) -> None:
+    """Merge an eraser into the current weight and bias of a layer."""
+    layer, old = change.layer, getattr(change.layer, "bias", None)
+    left, right, offset = (getattr(change.projection, k) for k in ("left", "right", "offset"))
+    matrix = _float64(layer.weight)  # with a row per output
+    matrix = matrix.T if _is_transposed(layer) else matrix.reshape(matrix.shape[:2])
+    bias = np.zeros(len(matrix)) if old is None else _float64(old)
+    if change.placement.side == "input":
+        new, bias = matrix - (matrix @ left) @ right.T, bias + matrix @ offset
+    else:
+        new, bias = matrix - left @ (right.T @ matrix), bias - left @ (right.T @ bias) + offset
+    if isinstance(layer, torch.nn.Embedding):
+        new += offset[:, None]
+    elif old is not None or bias.any():
+        _set_parameter(layer, "bias", bias, layer.weight if old is None else old, undo)
+    new = new.T if _is_transposed(layer) else new.reshape(layer.weight.shape)
+    _set_parameter(layer, "weight", new, layer.weight, undo)
+
+
 def _float64(tensor: Tensor) -> NDArray[np.float64]:
     values: NDArray[np.float64] = tensor.detach().to("cpu", torch.float64).numpy()
     return values
-
-
-def _matrix(layer: Any) -> NDArray[np.float64]:
-    """Return the weight with a row per output."""
-    weight = _float64(layer.weight)
-    return weight.T if _is_transposed(layer) else weight.reshape(weight.shape[:2])
-
-
-def _set(owner: Any, name: str, value: object, undo: ExitStack) -> None:
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)
 
 
 def _set_parameter(
     layer: Module, name: str, values: NDArray[np.float64], like: Tensor, undo: ExitStack
 ) -> None:
     new = torch.from_numpy(np.ascontiguousarray(values)).to(like.device, like.dtype)
-    new = new.reshape(getattr(layer, name).shape) if name == "weight" else new
     _set(layer, name, torch.nn.Parameter(new, like.requires_grad), undo)
+
+
+def _set(owner: Any, name: str, value: object, undo: ExitStack) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
 
 
 def _untie(model: Module, weight: Tensor, undo: ExitStack) -> bool:
@@ -402,65 +378,8 @@ def _untie(model: Module, weight: Tensor, undo: ExitStack) -> bool:
         config: Any = getattr(module, "config", None)
         if config is None or all(weight is not p for p in module.parameters()):
             continue
-        for tied in (config, _text_config(config)):
+        is_nested = hasattr(config, "get_text_config")
+        for tied in (config, config.get_text_config(decoder=True) if is_nested else None):
             if getattr(tied, "tie_word_embeddings", None):
                 _set(tied, "tie_word_embeddings", False, undo)
     return n_owners > 1
-
-
-def _text_config(config: Any) -> Any:
-    find = getattr(config, "get_text_config", lambda decoder: config)
-    return find(decoder=True)
-
-
-def _merge(change: _Change, undo: ExitStack) -> bool:
-    """Merge an eraser into the current weight and bias of a layer; return if a bias was added."""
-    layer: Any = change.layer
-    left, right, offset = (getattr(change.projection, k) for k in ("left", "right", "offset"))
-    matrix, old = _matrix(layer), getattr(layer, "bias", None)
-    bias = np.zeros(len(matrix)) if old is None else _float64(old)
-    if change.reads:
-        new, bias = matrix - (matrix @ left) @ right.T, bias + matrix @ offset
-    else:
-        new, bias = matrix - left @ (right.T @ matrix), bias - left @ (right.T @ bias) + offset
-    is_added = _lacks_bias(layer) and bool(bias.any())
-    if isinstance(layer, torch.nn.Embedding):
-        new += offset[:, None]
-    elif old is not None or is_added:
-        _set_parameter(layer, "bias", bias, layer.weight if old is None else old, undo)
-    new = new.T if _is_transposed(layer) else new
-    _set_parameter(layer, "weight", new, layer.weight, undo)
-    return is_added
-
-
-def _set_switches(
-    model: Module, added: set[Module], undo: ExitStack
-) -> tuple[list[str], list[str]]:
-    """Set the fields of a model's configuration that are for the biases that were added.
-
-    A field may be for more layers, which get biases of zero. Returns the fields, and the biases
-    without a field, which from_pretrained drops.
-    """
-    names = {f"{name}.bias" for name, module in model.named_modules() if module in added}
-    config: Any = getattr(model, "config", None)
-    fields: list[str] = []
-    if not hasattr(config, "get_text_config"):
-        return fields, sorted(names)
-    before = {name for name, _ in model.named_parameters()} - names
-    for field, value in list(vars(_text_config(config)).items()):
-        if not names or value is not False or not field.endswith("bias"):
-            continue
-        other, new = copy.deepcopy(config), set[str]()
-        setattr(_text_config(other), field, True)
-        # A class may refuse this configuration or the meta device: the field is not set then.
-        with suppress(Exception), torch.device("meta"):
-            new = {name for name, _ in type(model)(other).named_parameters()} - before
-        if not new & names:
-            continue
-        fields.append(field)
-        _set(_text_config(config), field, True, undo)
-        for name in new - names:
-            layer: Any = model.get_submodule(name.removesuffix(".bias"))
-            _set_parameter(layer, "bias", np.zeros(len(_matrix(layer))), layer.weight, undo)
-        names -= new
-    return fields, sorted(names)

@@ -40,7 +40,7 @@ def fit_layers(
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,
-    heads: int | str | None = None,
+    heads: int | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     weight: str = "token",
     skip_ids: Iterable[int] = (),

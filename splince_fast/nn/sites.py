@@ -177,6 +177,11 @@ class Placement:
                 f"output is {output!r}; it must be the index or the name of an element of the "
                 "module's output, and side must be 'output'"
             )
+        if heads is not None and not (is_integer(heads) and heads > 0):
+            raise InputError(
+                f"heads is {heads!r}; it must be a positive integer, such as "
+                "model.config.num_attention_heads or model.config.num_key_value_heads"
+            )
         if heads is not None and feature_dim != -1:
             raise InputError("heads= splits the last axis; leave feature_dim at -1")
         return cls(side, feature_dim, output, heads)
@@ -333,23 +338,6 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int | None) -> No
         )
 
 
-def number_of_heads(model: Module, heads: object) -> int | None:
-    """Return the number of heads; a string names an attribute of the model's configuration."""
-    number = heads
-    if isinstance(heads, str):
-        config: Any = getattr(model, "config", None)
-        text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        number = getattr(config, heads, getattr(text_config, heads, None))
-    if heads is None:
-        return None
-    if not is_integer(number) or number < 1:
-        raise InputError(
-            f"heads is {heads!r}; it must be a positive integer, or an attribute of the model's "
-            "configuration that holds one, such as 'num_attention_heads' or 'num_key_value_heads'"
-        )
-    return int(number)
-
-
 def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:
     """Reshape a tensor (B, T, heads, width) to (B, T, heads * width)."""
     if x.ndim == 4 and x.shape[-2] == heads:
@@ -436,16 +424,16 @@ class BySite(Mapping[str, Any]):
     _KIND: ClassVar[str]  # name of this kind of object in files
     # Two functions: one converts a value to a record of a file, the other a record to a value.
     _CONVERTERS: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
-    # Types, by name, of the further attributes that are saved. Each attribute is also an argument
-    # of the constructor.
+    # Types, by name, of the further arguments of the constructor, which are attributes.
     _EXTRA_ATTRIBUTES: ClassVar[Mapping[str, type]]
 
     def __init__(
-        self, values: Mapping[str, object], sites: Iterable[Site], recipe: CollectionSpec
+        self, values: Mapping[str, Any], sites: Iterable[Site], recipe: CollectionSpec, **extra: Any
     ) -> None:
         self._values = dict(values)
         self._sites = tuple(sites)
         self._recipe = recipe
+        vars(self).update(extra)
 
     @property
     def sites(self) -> tuple[Site, ...]:

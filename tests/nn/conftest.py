@@ -120,68 +120,7 @@ def tiny(name: str) -> Any:
     """A random model of two layers, d = 16, by the name of its family."""
     import torch
 
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    common = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
-    t = transformers
-    if name == "llama":
-        config = t.LlamaConfig(
-            **common, vocab_size=50, intermediate_size=32, max_position_embeddings=64,
-            num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
-        return t.LlamaForCausalLM(config).eval()
-    causal = {
-        **common, "vocab_size": 50, "intermediate_size": 32, "max_position_embeddings": 64,
-        "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1,
-        "eos_token_id": 2,
-    }  # fmt: skip
-    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 8,
-               "shared_expert_intermediate_size": 8}  # fmt: skip
-    if name == "gemma2":
-        return t.Gemma2ForCausalLM(t.Gemma2Config(**causal, sliding_window=4)).eval()
-    if name == "gemma3":
-        return t.Gemma3ForCausalLM(t.Gemma3TextConfig(**causal, sliding_window=4)).eval()
-    if name == "qwen3":
-        return t.Qwen3ForCausalLM(t.Qwen3Config(**causal)).eval()
-    if name == "mixtral":
-        return t.MixtralForCausalLM(t.MixtralConfig(**causal, num_local_experts=3)).eval()
-    if name == "qwen2_moe":
-        return t.Qwen2MoeForCausalLM(t.Qwen2MoeConfig(**causal, **experts, num_experts=3)).eval()
-    if name == "gpt2":
-        config = t.GPT2Config(vocab_size=50, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64)
-        return t.GPT2LMHeadModel(config).eval()
-    if name == "bert":
-        config = t.BertConfig(**common, vocab_size=50, intermediate_size=32)
-        return t.BertModel(config).eval()
-    if name == "neox":
-        config = t.GPTNeoXConfig(**common, vocab_size=50, intermediate_size=32)
-        return t.GPTNeoXForCausalLM(config).eval()
-    if name == "bloom":
-        config = t.BloomConfig(vocab_size=50, hidden_size=WIDTH, n_layer=2, n_head=2)
-        return t.BloomForCausalLM(config).eval()
-    if name == "t5":
-        config = t.T5Config(
-            vocab_size=50, d_model=WIDTH, d_ff=32, d_kv=8, num_layers=2, num_heads=2,
-            decoder_start_token_id=0,
-        )  # fmt: skip
-        return t.T5ForConditionalGeneration(config).eval()
-    if name == "mamba":
-        config = t.MambaConfig(
-            vocab_size=50, hidden_size=WIDTH, num_hidden_layers=2, state_size=4, pad_token_id=0,
-            bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
-        return t.MambaForCausalLM(config).eval()
-    if name == "whisper":
-        config = t.WhisperConfig(
-            vocab_size=50, d_model=WIDTH, encoder_layers=2, decoder_layers=2,
-            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
-            decoder_ffn_dim=32, num_mel_bins=8, max_source_positions=10, max_target_positions=16,
-            pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
-        )  # fmt: skip
-        return t.WhisperForConditionalGeneration(config).eval()
-    if name == "vit":
-        config = t.ViTConfig(**common, intermediate_size=32, image_size=8, patch_size=4)
-        return t.ViTModel(config).eval()
     if name == "transformer":
         layer = torch.nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True)
         return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
@@ -189,7 +128,42 @@ def tiny(name: str) -> Any:
         return torch.nn.Sequential(
             torch.nn.Linear(5, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH)
         ).eval()
-    raise ValueError(name)
+    t = pytest.importorskip("transformers")
+    common = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    text = {**common, "vocab_size": 50, "intermediate_size": 32}
+    llama = {**text, **special, "max_position_embeddings": 64, "num_key_value_heads": 1}
+    causal = {**llama, "head_dim": 8}
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 8,
+               "shared_expert_intermediate_size": 8, "num_experts": 3}  # fmt: skip
+    whisper = {
+        "vocab_size": 50, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32, "num_mel_bins": 8, "max_source_positions": 10,
+        "max_target_positions": 16, "decoder_start_token_id": 1, **special,
+    }  # fmt: skip
+    sizes = {"vocab_size": 50, "n_layer": 2, "n_head": 2}
+    t5 = {"vocab_size": 50, "d_model": WIDTH, "d_ff": 32, "d_kv": 8, "num_layers": 2,
+          "num_heads": 2, "decoder_start_token_id": 0}  # fmt: skip
+    mamba = {"vocab_size": 50, "hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 4}
+    kind, config, options = {
+        "llama": ("LlamaForCausalLM", "LlamaConfig", llama),
+        "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**causal, "sliding_window": 4}),
+        "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**causal, "sliding_window": 4}),
+        "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", causal),
+        "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**causal, "num_local_experts": 3}),
+        "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**causal, **experts}),
+        "gpt2": ("GPT2LMHeadModel", "GPT2Config", {**sizes, "n_embd": WIDTH, "n_positions": 64}),
+        "bert": ("BertModel", "BertConfig", text),
+        "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", text),
+        "bloom": ("BloomForCausalLM", "BloomConfig", {**sizes, "hidden_size": WIDTH}),
+        "t5": ("T5ForConditionalGeneration", "T5Config", t5),
+        "mamba": ("MambaForCausalLM", "MambaConfig", {**mamba, **special}),
+        "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", whisper),
+        "vit": ("ViTModel", "ViTConfig", {**common, "intermediate_size": 32, "image_size": 8,
+                                          "patch_size": 4}),
+    }[name]  # fmt: skip
+    return getattr(t, kind)(getattr(t, config)(**options)).eval()
 
 
 SITES = {
@@ -248,25 +222,41 @@ def cache_name(model: Any) -> str:
     )
 
 
-def states(model: Any, name: str, run: Callable[[], object]) -> list[Any]:
-    """The tensors that a site returns while a function runs, after whatever is installed."""
+def states(model: Any, name: str, run: Callable[[], object], side: str = "output") -> list[Any]:
+    """The tensors that a site returns or takes while a function runs, erased by earlier hooks."""
     import torch
 
     seen: list[Any] = []
 
-    def look(module: Any, args: Any, output: Any) -> None:
-        seen.append((output if isinstance(output, torch.Tensor) else output[0]).clone())
+    def look(module: Any, args: Any, output: Any = None) -> None:
+        value = args if side == "input" else output
+        seen.append((value if isinstance(value, torch.Tensor) else value[0]).clone())
 
-    handle = model.get_submodule(name).register_forward_hook(look)
+    module = model.get_submodule(name)
+    add = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
+    handle = add(look)
     with torch.no_grad():
         run()
     handle.remove()
     return seen
 
 
-def state_of(model: Any, name: str, batch: dict[str, Any]) -> Any:
-    """The tensor that a site returns for a batch."""
-    return states(model, name, lambda: model(**batch))[-1]
+def state_of(model: Any, name: str, batch: dict[str, Any], side: str = "output") -> Any:
+    """The tensor that a site returns or takes for a batch."""
+    return states(model, name, lambda: model(**batch), side)[-1]
+
+
+def attended_rows(
+    model: Any, batches: list[dict[str, Any]], name: str, side: str = "output"
+) -> np.ndarray:
+    """The rows (n, d) of attended tokens that a site returns or takes, in float64."""
+    rows = []
+    for batch in batches:
+        mask = batch["attention_mask"]
+        call = {"input_ids": batch["input_ids"], "attention_mask": mask}
+        x = state_of(model, name, call, side)
+        rows.append(x.reshape(*mask.shape, -1)[mask != 0].double().numpy())
+    return np.concatenate(rows)
 
 
 def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:

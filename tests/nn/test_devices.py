@@ -23,8 +23,7 @@ from splince_fast.moments.block import Workspace  # noqa: E402
 from splince_fast.moments.parameters import Parameters  # noqa: E402
 from splince_fast.moments.state import Scatter  # noqa: E402
 from splince_fast.nn import accumulate  # noqa: E402
-from splince_fast.nn.accumulate import RowLabels, SiteSums  # noqa: E402
-from splince_fast.nn.collection import SelectedRows  # noqa: E402
+from splince_fast.nn.accumulate import SelectedRows, SiteSums  # noqa: E402
 from splince_fast.nn.hooks import SiteHook  # noqa: E402
 from splince_fast.nn.running import batch_to  # noqa: E402
 from splince_fast.nn.tokens import Selection, TokenRule, select  # noqa: E402
@@ -61,10 +60,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_index_is_copied_to_the_device_of_the_rows(fake: None) -> None:
-    selected = SelectedRows(RowLabels(2, 0, None, {}, np.arange(2)), torch.tensor([0, 2]))
+    selected = SelectedRows(2, 0, None, {}, torch.tensor([0, 2]))
     for device in (*GPUS, CPU):
         # An index on another device would be an error here as it is there.
-        assert selected.select(torch.empty(3, 4, device=device)).device == device
+        assert selected.rows_of(torch.empty(3, 4, device=device)).device == device
     with pytest.raises(RuntimeError, match="same device"):  # control
         torch.empty(3, 4, device=GPUS[0]).index_select(0, torch.tensor([0, 2]))
 
@@ -85,9 +84,7 @@ def test_any_row_of_a_block_that_is_not_finite_is_named(bad: int, size: int, sum
 
     def feed() -> None:
         for i in range(8192 // size):
-            found.add(
-                rows[i * size : (i + 1) * size], RowLabels(size, i, None, {}, np.arange(size))
-            )
+            found.add(rows[i * size : (i + 1) * size], SelectedRows(size, i, None, {}))
 
     with pytest.raises(NonFiniteError) as caught:
         feed()
@@ -105,7 +102,7 @@ def test_sums_on_a_device_equal_those_of_the_core(sums: Any) -> None:
     found = SiteSums("a", width, torch.float32, CPU, PARAMETERS, Workspace())
     for batch, part in enumerate(np.split(np.arange(9000), [10, 5000, 5001])):
         encoded = encode({k: v[part] for k, v in labels.items()}, len(part))
-        row_labels = RowLabels(len(part), batch, weight[part], encoded, part)
+        row_labels = SelectedRows(len(part), batch, weight[part], encoded)
         found.add(torch.from_numpy(X[part]), row_labels)
     ours = found.result()
     exact = sf.Moments().update(X.astype(float), labels, sample_weight=weight)

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, inputs, state_of, tiny  # noqa: E402
+from nn.conftest import attended_rows, hooks_in, inputs, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.evaluation import leakage  # noqa: E402
 
@@ -38,15 +38,6 @@ def fitted() -> tuple[Any, Any]:
         model, texts(400, 0), SITES, sf.splince, erase="z", keep="y", tokens="last",
         apply_to="all",
     )  # fmt: skip
-
-
-def stored(model: Any, batches: list[dict[str, Any]], site: str) -> np.ndarray:
-    """Rows of attended tokens at a site."""
-    rows = []
-    for batch in batches:
-        call = {key: batch[key] for key in ("input_ids", "attention_mask")}
-        rows.append(state_of(model, site, call)[batch["attention_mask"] != 0].double().numpy())
-    return np.concatenate(rows)
 
 
 def value(
@@ -87,9 +78,9 @@ def test_figures_are_those_of_separate_passes(
         name: np.repeat(np.concatenate([b[name].numpy() for b in test]), counts) for name in "zy"
     }
     for site in SITES:
-        before = stored(model, test, site)
+        before = attended_rows(model, test, site)
         with snn.install(model, erasers):
-            after = stored(model, test, site)
+            after = attended_rows(model, test, site)
         change = ((after - before) ** 2).sum() / ((before - before.mean(0)) ** 2).sum()
         np.testing.assert_allclose(value(found, "change", site)["after"], change, rtol=1e-5)
         for name, z in labels.items():

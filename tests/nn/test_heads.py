@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import cache_name, hooks_in, tiny  # noqa: E402
+from nn.conftest import attended_rows, cache_name, hooks_in, tiny  # noqa: E402
 from nn.test_collect import text_batches  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
@@ -32,26 +32,6 @@ def qwen3() -> Any:
     return transformers.Qwen3ForCausalLM(config).eval()
 
 
-def states(model: Any, batches: list[dict[str, Any]], name: str, side: str) -> np.ndarray:
-    """Rows (n, d) of attended tokens that a module takes or returns, in float64."""
-    found, rows = [], []
-
-    def take(module: Any, args: Any, output: Any = None) -> None:
-        found.append(args[0] if side == "input" else output)
-
-    module = model.get_submodule(name)
-    kind = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
-    handle = kind(take)
-    with torch.no_grad():
-        for batch in batches:
-            mask = batch["attention_mask"]
-            model(input_ids=batch["input_ids"], attention_mask=mask)
-            x = found.pop()
-            rows.append(x.reshape(*mask.shape, -1)[mask != 0].double().numpy())
-    handle.remove()
-    return np.concatenate(rows)
-
-
 def labels_of(batches: list[dict[str, Any]]) -> np.ndarray:
     """The label of each attended token."""
     counts = [batch["attention_mask"].sum(1) for batch in batches]
@@ -61,22 +41,22 @@ def labels_of(batches: list[dict[str, Any]]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("at", "side", "heads", "n"),
+    ("at", "side", "heads"),
     [
-        ("model.layers.1.self_attn.o_proj", "input", "num_attention_heads", 4),
-        ("model.layers.1.self_attn.v_proj", "output", "num_key_value_heads", 2),
-        ("model.layers.1.self_attn.q_norm", "output", 4, 4),  # (batch, token, heads, width)
-        ("model.layers.1.self_attn.k_norm", "output", "num_key_value_heads", 2),
+        ("model.layers.1.self_attn.o_proj", "input", 4),
+        ("model.layers.1.self_attn.v_proj", "output", 2),
+        ("model.layers.1.self_attn.q_norm", "output", 4),  # (batch, token, heads, width)
+        ("model.layers.1.self_attn.k_norm", "output", 2),
     ],
 )
-def test_moments_of_each_head(at: str, side: str, heads: Any, n: int) -> None:
+def test_moments_of_each_head(at: str, side: str, heads: int) -> None:
     model, batches = qwen3(), text_batches()
     found = snn.collect(
         model, batches, at, labels="gender", tokens="all", side=side, heads=heads
     )  # fmt: skip
-    assert list(found) == [f"{at}[{i}]" for i in range(n)]
+    assert list(found) == [f"{at}[{i}]" for i in range(heads)]
     assert {site.width for site in found.sites} == {4}
-    rows, z = states(model, batches, at, side), labels_of(batches)
+    rows, z = attended_rows(model, batches, at, side), labels_of(batches)
     for i, moments in enumerate(found.values()):
         own = sf.Moments().update(rows[:, 4 * i : 4 * i + 4], {"z": z})
         np.testing.assert_allclose(moments.covariance(), own.covariance(), rtol=1e-5, atol=1e-8)
@@ -84,14 +64,14 @@ def test_moments_of_each_head(at: str, side: str, heads: Any, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "side", "heads", "n"),
+    ("at", "side", "heads"),
     [
-        (O_PROJ, "input", "num_attention_heads", 4),
-        (V_PROJ, "output", "num_key_value_heads", 2),
-        ("model.layers.*.self_attn.q_norm", "output", "num_attention_heads", 4),
+        (O_PROJ, "input", 4),
+        (V_PROJ, "output", 2),
+        ("model.layers.*.self_attn.q_norm", "output", 4),
     ],
 )
-def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: Path) -> None:
+def test_every_head_is_erased(at: str, side: str, heads: int, tmp_path: Path) -> None:
     model, batches = qwen3(), text_batches()
     erasers = snn.fit_layers(
         model, batches, at, sf.leace, erase="gender", tokens="all", side=side, heads=heads
@@ -100,15 +80,15 @@ def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: 
     cache = cache_name(model)
     erasers.save(tmp_path / "heads.safetensors")
     loaded = snn.Erasers.load(tmp_path / "heads.safetensors")
-    assert loaded.placement.heads == n
+    assert loaded.placement.heads == heads
     z = labels_of(batches) - labels_of(batches).mean()
     for name, eraser in erasers.items():
-        matrix, blocks = eraser.matrix(), np.kron(np.eye(n), np.ones((4, 4)))
+        matrix, blocks = eraser.matrix(), np.kron(np.eye(heads), np.ones((4, 4)))
         assert not matrix[blocks == 0].any()
-        assert eraser.rank == n
-        before = states(model, batches, name, side)
+        assert eraser.rank == heads
+        before = attended_rows(model, batches, name, side)
         with snn.install(model, loaded):
-            after = states(model, batches, name, side)
+            after = attended_rows(model, batches, name, side)
             # A prediction of the next token is the same with a cache as without.
             ids = batches[0]["input_ids"][:1, -2:]
             with torch.no_grad():
@@ -116,7 +96,7 @@ def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: 
                 first = model(input_ids=ids[:, :1], use_cache=True)
                 second = model(input_ids=ids[:, 1:], **{cache: first[cache]})
             np.testing.assert_allclose(second.logits[:, -1], full[:, -1], atol=1e-5)
-        for i in range(n):
+        for i in range(heads):
             own = slice(4 * i, 4 * i + 4)
             size = np.abs(z @ before[:, own]).max()
             assert np.abs(z @ after[:, own]).max() < 1e-5 * size
@@ -124,44 +104,35 @@ def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: 
     assert hooks_in(model) == 0
 
 
-def test_heads_fold_into_the_output_projection(tmp_path: Path) -> None:
-    """Of a model without biases, with keys and values in groups; also from its own files."""
-    model, batches = qwen3(), text_batches()
+@pytest.mark.parametrize(
+    ("make", "at", "heads", "bias"),
+    [(qwen3, O_PROJ, 4, "drop"), (lambda: tiny("gpt2"), "transformer.h.*.attn.c_proj", 2, "keep")],
+    ids=["grouped keys, no biases", "biases"],
+)
+def test_heads_fold_into_the_layer_that_takes_them(
+    make: Any, at: str, heads: int, bias: str, tmp_path: Path
+) -> None:
+    """Also from the model's own files."""
+    model, batches = make(), text_batches()
     erasers = snn.fit_layers(
-        model, batches, O_PROJ, sf.leace, erase="gender", tokens="all", side="input",
-        heads="num_attention_heads", bias="drop",
+        model, batches, at, sf.leace, erase="gender", tokens="all", side="input", heads=heads,
+        bias=bias,
     )  # fmt: skip
     example = {k: batches[0][k] for k in ("input_ids", "attention_mask")}
-    with torch.no_grad(), snn.install(model, erasers):
-        expected = model(**example).logits
     with torch.no_grad():
         plain = model(**example).logits
+        with snn.install(model, erasers):
+            expected = model(**example).logits
     folded = snn.fold(model, erasers, example=example)
     assert folded.layers == {name: (name,) for name in erasers}
+    assert folded.difference < 1e-5
     model.save_pretrained(tmp_path)
-    reloaded = type(model).from_pretrained(tmp_path).eval()
+    shown = example["attention_mask"] != 0
     with torch.no_grad():
-        shown = example["attention_mask"] != 0
-        for one in (model, reloaded):
+        for one in (model, type(model).from_pretrained(tmp_path).eval()):
             found = one(**example).logits
             np.testing.assert_allclose(found[shown], expected[shown], atol=1e-5)
         assert (found - plain)[shown].abs().max() > 1e-3  # control
-
-
-def test_inputs_of_a_layer_with_a_bias_are_folded() -> None:
-    model, batches = tiny("gpt2"), text_batches()
-    erasers = snn.fit_layers(
-        model, batches, "transformer.h.*.attn.c_proj", sf.leace, erase="gender", tokens="all",
-        side="input", heads="n_head",
-    )  # fmt: skip
-    example = {k: batches[0][k] for k in ("input_ids", "attention_mask")}
-    with torch.no_grad(), snn.install(model, erasers):
-        expected = model(**example).logits
-    folded = snn.fold(model, erasers, example=example)
-    assert folded.difference < 1e-5
-    shown = example["attention_mask"] != 0
-    with torch.no_grad():
-        np.testing.assert_allclose(model(**example).logits[shown], expected[shown], atol=1e-5)
 
 
 def test_one_pass_and_effect_take_heads() -> None:
