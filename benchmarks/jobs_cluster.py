@@ -171,5 +171,5 @@ def _bytes_sent() -> Numbers:
     before = outgoing()
     state = sf.Moments.from_blocks(source, client=client)
     labels = len(client.nthreads()) * len(pickle.dumps(np.arange(state.n_rows)))
-    groups = len(list(groups_of(source, 0, _file()[2])))
+    groups = len(list(groups_of(source, _file()[2])))
     return {OURS: max(0, outgoing() - before - labels) / (groups * state.copy().nbytes)}

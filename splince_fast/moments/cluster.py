@@ -1,32 +1,27 @@
-"""Accumulation of a source on a dask cluster: one task per group of blocks.
+"""Accumulation of a source on a dask cluster: one task per group of consecutive blocks.
 
-A group consists of consecutive blocks. A wave consists of consecutive groups, whose states are
-added in a tree to one state. Groups, waves and the order of additions depend on the data alone.
-Therefore the result is bit for bit the same for every number of workers, even if workers are lost.
-Waves are added to the total in order. The total therefore always holds the first blocks of the
-source, as a checkpoint requires.
+The states of the groups are added in a tree. Groups and tree depend on the data alone. Therefore
+the result is bit for bit the same for every number of workers, even if workers are lost.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from splince_fast._runtime import threads
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError
-from splince_fast.moments.digest import block_digest
-from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import arguments_of_part
-from splince_fast.sources.base import PieceSource, Source
+from splince_fast.sources.base import Block, PieceSource, Source
 
 if TYPE_CHECKING:
     from splince_fast.moments.moments import Moments
-    from splince_fast.moments.stream import Run
 
 # A group is full at this number of rows per feature, or at this number of bytes. A group of 16 d
 # float32 rows reads 64 d^2 bytes, and its task sends a state of 8 d^2 bytes to another worker.
@@ -34,7 +29,8 @@ _ROWS_PER_FEATURE = 16
 _GROUP_BYTES = 1 << 29
 # Number of states that one cluster task merges into one.
 _FAN_IN = 4
-# Number of groups per wave, and number of waves on the cluster at a time.
+# Number of consecutive groups per wave, and number of waves on the cluster at a time: no worker
+# waits for the end of a wave.
 _WAVE = 64
 _WAVES_AHEAD = 2
 # Number of times that dask runs a failed task again.
@@ -44,15 +40,44 @@ _MOST_SENT_BYTES = 1 << 26
 
 
 class Group(NamedTuple):
-    """Consecutive blocks, `first` to `stop` - 1, the number of their wave, and their row count."""
+    """Consecutive blocks, `first` to `stop` - 1, and their row count."""
 
     first: int
     stop: int
-    wave: int
     rows: int
 
 
-def check(client: object, source: Source) -> None:
+def accumulate(source: Source, empty: Moments, client: Any, *, progress: bool | None) -> Moments:
+    """Return `empty` plus the moments of a source, whose blocks the workers of `client` read."""
+    _check(client, source)
+    width, total = source.n_features, empty
+    if width is None:
+        first = next(iter(source), None)
+        width = 1 if first is None else int(first.X.shape[1])
+    groups, tasks = groups_of(source, width), _Tasks(client, source, empty)
+    waves = iter(lambda: list(islice(groups, _WAVE)), [])
+    sums = ((wave, tasks.sum_of(map(tasks.state_of, wave))) for wave in waves)
+    pending = deque(islice(sums, _WAVES_AHEAD))
+    with Progress(source.n_rows, show=progress) as bar:
+        try:
+            while pending:
+                wave, future = pending[0]
+                try:
+                    total += future.result()
+                except Exception as error:
+                    blocks = f"blocks {wave[0].first} to {wave[-1].stop - 1}"
+                    error.add_note(f"{client} was accumulating {blocks} of {source.name}")
+                    raise
+                del pending[0], future
+                rows = sum(group.rows for group in wave)
+                bar.advance(rows, rows * ((source.nbytes or 0) // (source.n_rows or 1)))
+                pending.extend(islice(sums, 1))
+        finally:
+            client.cancel([future for _, future in pending])
+    return total
+
+
+def _check(client: object, source: Source) -> None:
     """Raise InputError unless the workers of `client` can read the blocks of `source`."""
     require("distributed", "dask")
     if not hasattr(client, "submit") or not hasattr(client, "compute"):
@@ -70,126 +95,73 @@ def check(client: object, source: Source) -> None:
         )
 
 
-def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
-    """Yield the groups of the blocks from number `position` on."""
-    # The limits of groups do not depend on `position`, except that the first group begins there.
-    sizes = source.block_sizes()
-    assert sizes is not None
+def groups_of(source: Source, width: int) -> Iterator[Group]:
+    """Yield the groups of the blocks of a source with `width` features."""
     per_row = (source.nbytes or 0) / (source.n_rows or 1)
-    index, first, rows, stop = 0, 0, 0, 0
-    for stop, size in enumerate(sizes, 1):
+    first, rows, stop = 0, 0, 0
+    for stop, size in enumerate(source.block_sizes() or (), 1):
         rows += size or 0
-        full = size is None or rows >= _ROWS_PER_FEATURE * width or rows * per_row >= _GROUP_BYTES
-        if full:
-            if stop > position:
-                yield Group(max(first, position), stop, index // _WAVE, rows)
-            index, first, rows = index + 1, stop, 0
-    if stop > max(first, position):
-        yield Group(max(first, position), stop, index // _WAVE, rows)
+        if size is None or rows >= _ROWS_PER_FEATURE * width or rows * per_row >= _GROUP_BYTES:
+            yield Group(first, stop, rows)
+            first, rows = stop, 0
+    if stop > first:
+        yield Group(first, stop, rows)
 
 
-# -- functions of tasks --------------------------------------------------------------------
-
-
-def state_of_part(
-    moments_type: type[Moments], part: Any, arguments: dict[str, Any], blocks: str,
-    values: Any = None,
-) -> Moments:  # fmt: skip
-    """Return the moments of a part of a source."""
-    # `values` holds the values of the lazy dask collections of the part; None if the part computes
-    # them itself.
-    worker = require("distributed", "dask").get_worker()
-    moments = moments_type(**arguments)
-    try:
-        with threads.limited(worker.state.nthreads):
-            for block in part if values is None else part.insert_values(values):
-                moments.update(block.X, block.labels, sample_weight=block.sample_weight)
-            with moments._locked():
-                pass  # acquiring the lock merges buffered rows
-    except Exception as error:
-        error.add_note(f"the error occurred while a worker accumulated {blocks}")
-        raise
-    return moments.copy()  # without work memory: less to send
-
-
-def state_of_source_blocks(
-    moments_type: type[Moments], source: Source, first: int, stop: int,
-    arguments: dict[str, Any], blocks: str,
-) -> Moments:  # fmt: skip
-    """Return the moments of blocks `first` to `stop` - 1 of a source without a method ``part``."""
-    part = islice(source.iter_from(first), stop - first)
-    return state_of_part(moments_type, part, arguments, blocks)
-
-
-def digest_of_part(part: Any, parameters: Parameters, values: Any = None) -> str:
-    """Return the digest of the first block of a part."""
-    block = next(iter(part if values is None else part.insert_values(values)))
-    return block_digest(block.X, block.labels, block.sample_weight, parameters)
-
-
-def digest_of_source_block(source: Source, number: int, parameters: Parameters) -> str:
-    """Return the digest of block `number` of a source without a method ``part``."""
-    return digest_of_part(source.iter_from(number), parameters)
-
-
-# -- tasks ---------------------------------------------------------------------------------
-
-
-class _ClusterTasks:
+class _Tasks:
     """Submission of tasks on one source to a cluster; methods return dask futures."""
 
-    def __init__(self, client: Any, source: Source, target: Moments) -> None:
+    def __init__(self, client: Any, source: Source, empty: Moments) -> None:
         self._client, self._source = client, source
-        self._class, self._arguments = type(target), target._arguments()
-        self._source_future: object = None
-        if not hasattr(source, "part"):
+        self._type, self._arguments = type(empty), empty._arguments()
+        self._part = getattr(source, "part", None)
+        if self._part is None:
             # A task, and not `scatter`, brings the source to the cluster: if a worker is lost, dask
             # repeats its tasks but restores no scattered data.
-            pickled = _pickled(source)
-            self._source_future = client.submit(pickle.loads, pickled, pure=False, retries=_RETRIES)
+            self._shared = self._submit(pickle.loads, _pickled(source))
 
     def _submit(self, function: Any, *arguments: Any) -> Any:
         return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
 
-    def _part(self, first: int, stop: int) -> tuple[object, object]:
-        """Return blocks `first` to `stop` - 1 as a part, and futures of its dask collections."""
-        # If the collections depend on no data on the cluster, the futures are None, and the task
-        # that reads the part computes the collections.
-        futures_of = require("distributed", "dask").futures_of
-        part = self._source.part(first, stop)  # type: ignore[attr-defined]
-        lazy = list(part.lazy)
-        if not futures_of(lazy):
-            return part.cull(), None
-        part.lazy = ()
-        return part, self._client.compute(lazy, retries=_RETRIES)
-
-    def state(self, group: Group) -> Any:
+    def state_of(self, group: Group) -> Any:
         """Return a future of the moments of a group."""
-        arguments = arguments_of_part(self._arguments, group.first)
-        blocks = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
-        if self._source_future is not None:
-            return self._submit(
-                state_of_source_blocks, self._class, self._source_future, group.first, group.stop,
-                arguments, blocks,
-            )  # fmt: skip
-        part, values = self._part(group.first, group.stop)
-        return self._submit(state_of_part, self._class, part, arguments, blocks, values)
+        first, stop, _ = group
+        arguments = arguments_of_part(self._arguments, first)
+        rest = self._type, arguments, f"blocks {first} to {stop - 1} of {self._source.name}"
+        if self._part is None:
+            return self._submit(_state_of_range, self._shared, first, stop, *rest)
+        block = require("dask", "dask").delayed(tuple(self._part(first, stop)))
+        block = self._client.compute(block, retries=_RETRIES)
+        return self._submit(_state_of_blocks, [block], *rest)
 
-    def digest(self, number: int, parameters: Parameters) -> Any:
-        """Return a future of the digest of a block."""
-        if self._source_future is not None:
-            return self._submit(digest_of_source_block, self._source_future, number, parameters)
-        part, values = self._part(number, number + 1)
-        return self._submit(digest_of_part, part, parameters, values)
-
-    def sum_states(self, states: list[Any]) -> Any:
-        """Return a future of the sum of `states`, futures of moments; each task adds `_FAN_IN`."""
+    def sum_of(self, states: Iterable[Any]) -> Any:
+        """Return a future of the sum of the moments of one or more futures."""
+        states = list(states)
         while len(states) > 1:
-            states = [
-                self._submit(self._class._sum_of, states[i : i + _FAN_IN])
-                for i in range(0, len(states), _FAN_IN)
-            ]
+            parts = (states[i : i + _FAN_IN] for i in range(0, len(states), _FAN_IN))
+            states = [self._submit(self._type._sum_of, part) for part in parts]
         return states[0]
+
+
+def _state_of_blocks(
+    blocks: Iterable[Block], moments_type: type[Moments], arguments: dict[str, Any], name: str
+) -> Moments:
+    """Return the moments of blocks, in a task on a worker."""
+    worker = require("distributed", "dask").get_worker()
+    moments = moments_type(**arguments)
+    try:
+        with threads.limited(worker.state.nthreads):
+            for X, labels, sample_weight in blocks:
+                moments.update(X, labels, sample_weight=sample_weight)
+            return moments._merged_copy()  # without work memory: less to send
+    except Exception as error:
+        error.add_note(f"the error occurred while a worker accumulated {name}")
+        raise
+
+
+def _state_of_range(source: Source, first: int, stop: int, *rest: Any) -> Moments:
+    """Return the moments of blocks `first` to `stop` - 1 of a source."""
+    return _state_of_blocks(islice(source.iter_from(first), stop - first), *rest)
 
 
 def _pickled(source: Source) -> bytes:
@@ -201,59 +173,3 @@ def _pickled(source: Source) -> bytes:
             "columns of parquet files"
         )
     return pickled
-
-
-def add_remaining(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> None:
-    """Add the remaining blocks of a source to `run`, wave by wave and in order."""
-    tasks = _ClusterTasks(client, source, run.target)
-    width = source.n_features
-    if width is None:
-        block = next(iter(source), None)
-        width = 1 if block is None else int(block.X.shape[1])
-    waves = _waves(groups_of(source, run.position, width))
-    parameters, checked = run.target.parameters, run.writes_checkpoint
-    pending: deque[tuple[list[Group], Any, Any, Any]] = deque()
-
-    def submit() -> None:
-        wave = next(waves, None)
-        if wave is None:
-            return
-        first = tasks.digest(0, parameters) if checked and not wave[0].first else None
-        last = tasks.digest(wave[-1].stop - 1, parameters) if checked else None
-        pending.append(
-            (wave, tasks.sum_states([tasks.state(group) for group in wave]), first, last)
-        )
-
-    try:
-        for _ in range(_WAVES_AHEAD):
-            submit()
-        while pending:
-            wave, state, first, last = pending[0]
-            blocks = f"blocks {wave[0].first} to {wave[-1].stop - 1}"
-            try:
-                total = state.result()
-                digests = tuple("" if d is None else d.result() for d in (first, last))
-            except Exception as error:
-                error.add_note(f"{client} was accumulating {blocks} of {source.name}")
-                raise
-            pending.popleft()
-            run.add_state(total, wave[-1].stop, *digests)
-            rows = sum(group.rows for group in wave)
-            per_row = (source.nbytes or 0) // (source.n_rows or 1)
-            bar.advance(rows, rows * per_row)
-            del state, first, last, total
-            submit()
-            write_if_due()
-    finally:
-        client.cancel([f for _, *futures in pending for f in futures if f is not None])
-
-
-def _waves(groups: Iterator[Group]) -> Iterator[list[Group]]:
-    wave: list[Group] = []
-    for group in groups:
-        if wave and group.wave != wave[0].wave:
-            yield wave
-            wave = []
-        wave.append(group)
-    if wave:
-        yield wave

@@ -273,8 +273,9 @@ class Moments:
         checkpoint : path, optional
             File to which the state is written atomically: at intervals, after an error of the
             source or Ctrl-C, and at the end. If the file exists, accumulation resumes after its
-            last block, with the same result to the bit. The data are compared with the checkpoint
-            by digests of the first and last block, and by path, size and time of files.
+            last block, with the same result to the bit. The checkpoint is refused for other
+            parameters, and for files of another path, size or modification time. Of data without
+            files, only the kind and shape are compared. Not with `client`.
         checkpoint_seconds : float
             Seconds between two writes of the checkpoint; 0 writes after every block.
         **parameters
@@ -313,7 +314,13 @@ class Moments:
         source = sources.as_source(blocks)
         check_keywords(parameters, cls, where="Moments")
         parameters = with_subsample(parameters, source, 1)
-        return accumulate(source, cls(**parameters), client=client, **run)
+        if client is None:
+            return accumulate(source, cls(**parameters), **run)
+        if checkpoint is not None:
+            raise InputError("a run on a cluster has no checkpoint; omit checkpoint= or client=")
+        from splince_fast.moments import cluster
+
+        return cluster.accumulate(source, cls(**parameters), client, progress=progress)
 
     @property
     def parameters(self) -> Parameters:

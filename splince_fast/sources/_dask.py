@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,64 +136,22 @@ class DaskSource(Source):
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the chunks from number `first_block` onwards; see :meth:`Source.iter_from`."""
+        compute = require("dask", "dask").compute
         if first_block > len(self._sizes):
             raise too_few_blocks(self.name, first_block, len(self._sizes))
         for number in range(first_block, len(self._sizes)):
-            yield from self.part(number, number + 1)
+            yield Block(*compute(*self.part(number, number + 1)))
 
-    def part(self, first: int, stop: int) -> DaskPart:
-        """Return a source of chunks `first` to `stop` - 1."""
-        return DaskPart(self.name, [self._chunk(i) for i in range(first, stop)])
+    def part(self, first: int, stop: int) -> Block:
+        """Return the rows of chunks `first` to `stop` - 1, not yet computed, as one block."""
 
-    def _chunk(self, i: int) -> Block:
         def select(column: Any, _: str = "") -> Any:
             if hasattr(column, "__dask_graph__"):
-                return column.blocks[i]
-            return slice_rows(column, self._starts[i], self._starts[i + 1])
+                return _remove_other_rows(column.blocks[first:stop])
+            return slice_rows(column, self._starts[first], self._starts[stop])
 
         weight = None if self._weight is None else select(self._weight)
-        return Block(self._X.blocks[i], map_labels(self._labels, select), weight)
-
-
-class DaskPart(Source):
-    """Source of chunks that are not computed yet; it can be sent to a worker.
-
-    The tuple `lazy` holds the dask collections of all chunks, and the chunks hold placeholders for
-    them. A client can thus compute the collections on the cluster and pass the values to
-    :meth:`insert_values`.
-    """
-
-    def __init__(self, name: str, chunks: list[Block]) -> None:
-        super().__init__(name)
-        lazy: list[Array] = []
-
-        def placeholder(value: object) -> Any:
-            if not hasattr(value, "__dask_graph__"):
-                return value
-            lazy.append(value)
-            return _Placeholder(len(lazy) - 1)
-
-        self._chunks = [_map_block(placeholder, chunk) for chunk in chunks]
-        self.lazy = tuple(lazy)
-        self._scheduler: str | None = None
-
-    def cull(self) -> DaskPart:
-        """Remove unneeded tasks and rows from the graphs of the chunks; return the part itself."""
-        self.lazy = require("dask", "dask").optimize(*map(_remove_other_rows, self.lazy))
-        self._scheduler = "synchronous"  # compute in the thread of the worker's task
-        return self
-
-    def iter_from(self, first_block: int = 0) -> Iterator[Block]:
-        """Compute and yield the chunks from number `first_block` onwards, one at a time."""
-        compute = require("dask", "dask").compute
-        for chunk in self._chunks[first_block:]:
-            indices = list(_placeholders(chunk))
-            values = compute(*(self.lazy[i] for i in indices), scheduler=self._scheduler)
-            yield _replace_placeholders(chunk, dict(zip(indices, values, strict=True)))
-
-    def insert_values(self, values: list[Any]) -> list[Block]:
-        """Return the chunks with `values` in place of the collections in `lazy`."""
-        return [_replace_placeholders(chunk, dict(enumerate(values))) for chunk in self._chunks]
+        return Block(select(self._X), map_labels(self._labels, select), weight)
 
 
 def _remove_other_rows(chunk: Array) -> Array:
@@ -223,23 +181,3 @@ def _remove_other_rows(chunk: Array) -> Array:
         return chunk
     rebuild, arguments = chunk.__dask_postpersist__()
     return rebuild(graph, *arguments)
-
-
-class _Placeholder(int):
-    """Placeholder for a dask collection: the index of the collection in `DaskPart.lazy`."""
-
-
-def _map_block(function: Callable[[Any], Any], block: Block) -> Block:
-    """Return a block whose X, columns of labels and weights are the results of a function."""
-    labels = map_labels(block.labels, lambda column, _: function(column))
-    return Block(function(block.X), labels, function(block.sample_weight))
-
-
-def _placeholders(chunk: Block) -> Iterator[int]:
-    columns = chunk.labels.values() if isinstance(chunk.labels, Mapping) else [chunk.labels]
-    values = (chunk.X, *columns, chunk.sample_weight)
-    yield from (value for value in values if isinstance(value, _Placeholder))
-
-
-def _replace_placeholders(chunk: Block, values: Mapping[int, object]) -> Block:
-    return _map_block(lambda v: values[v] if isinstance(v, _Placeholder) else v, chunk)

@@ -160,33 +160,6 @@ def test_a_light_row_far_away_costs_no_digits(size: float, weight: float, first:
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_other_data_is_refused_also_when_complete(tmp_path: Path) -> None:
-    path = tmp_path / "c"
-    X, z = normal(300, 3), np.arange(300) % 2
-
-    def source(X: Any, z: Any) -> sources.Source:
-        return sources.from_arrays(X, {"z": z}, block_rows=100)
-
-    done = Moments.from_blocks(source(X, z), checkpoint=path)
-    assert state_bytes(Moments.from_blocks(source(X, z), checkpoint=path)) == state_bytes(done)
-    kept = path.read_bytes()
-    first, last, label = X.copy(), X.copy(), z.copy()
-    first[5, 1], last[-5, 1], label[2] = 9, 9, 1
-    for other in (source(first, z), source(last, z), source(X, label)):
-        with pytest.raises(FileFormatError, match="other data"):
-            Moments.from_blocks(other, checkpoint=path)
-    quantity = X[:, 0] + 0.5
-    numbers = tmp_path / "numbers"
-    Moments.from_blocks(source(X, quantity), checkpoint=numbers)
-    with pytest.raises(FileFormatError, match="other data"):
-        Moments.from_blocks(source(X, quantity + (np.arange(300) == 2)), checkpoint=numbers)
-    listed = tmp_path / "listed"
-    Moments.from_blocks([X[:100], X[100:]], checkpoint=listed)
-    with pytest.raises(FileFormatError, match="other data"):
-        Moments.from_blocks([last[:100], last[100:]], checkpoint=listed)
-    assert path.read_bytes() == kept
-
-
 @pytest.mark.parametrize("error", [ConnectionError("gone"), KeyboardInterrupt()], ids=repr)
 def test_what_ends_a_run_leaves_its_checkpoint(tmp_path: Path, error: BaseException) -> None:
     """With the default interval of a minute."""
@@ -207,7 +180,7 @@ def test_what_ends_a_run_leaves_its_checkpoint(tmp_path: Path, error: BaseExcept
 @pytest.mark.parametrize(
     "stream",
     [5, [], {}, {"position": None}, {"position": "1"}, {"position": -1}, {"position": True},
-     {"first": 3}, {"files": {}}, {"files": [[]]}],
+     {"source": 3}, {"files": {}}, {"files": [[]]}, {"files": [3]}],
 )  # fmt: skip
 def test_a_checkpoint_with_another_place_is_refused(tmp_path: Path, stream: Any) -> None:
     path, source = tmp_path / "c", sources.from_arrays(normal(20, 3), block_rows=10)
