@@ -22,6 +22,9 @@ from splince_fast.exceptions import FileFormatError, InputError
 
 Tensors = dict[str, NDArray[Any]]
 Record = tuple[Tensors, dict[str, Any]]  # contents of a file: tensors and JSON metadata
+# dtype and shape of each tensor, and 0 if it holds no negative numbers; an axis is a size or the
+# name of a size
+Layout = Mapping[str, tuple[DTypeLike, tuple[int | str, ...]] | tuple[DTypeLike, Any, int]]
 
 _LIBRARY = "splince_fast"
 # For each kind of file, the function that loads it, for error messages.
@@ -255,13 +258,14 @@ def _finite(text: str) -> float:
 
 
 def check_tensors(
-    tensors: Tensors, expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
-) -> None:
-    """Raise FileFormatError unless the tensors exist, match dtypes and shapes, and are finite."""
-    for name, (dtype, shape) in expected.items():
+    tensors: Tensors, layout: Layout, sizes: Mapping[str, int] | None = None
+) -> list[NDArray[Any]]:
+    """Return the tensors of a layout; raise FileFormatError unless they match it and are finite."""
+    for name, (dtype, axes, *least) in layout.items():
         if name not in tensors:
             raise FileFormatError(f"the tensor {name!r} is missing")
         tensor = tensors[name]
+        shape = tuple(axis if isinstance(axis, int) else (sizes or {})[axis] for axis in axes)
         if tensor.dtype != dtype or tensor.shape != shape:
             raise FileFormatError(
                 f"the tensor {name!r} is {tensor.dtype} of shape {tensor.shape}, and should be "
@@ -269,6 +273,9 @@ def check_tensors(
             )
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             raise FileFormatError(f"the tensor {name!r} holds NaN or infinity")
+        if least and (tensor < least[0]).any():
+            raise FileFormatError(f"the tensor {name!r} holds negative numbers")
+    return [tensors[name] for name in layout]
 
 
 def read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[str, ...] | None:
@@ -277,9 +284,3 @@ def read_feature_names(metadata: Mapping[str, Any], width: int | None) -> tuple[
     if names is not None and len(names) != width:
         raise FileFormatError(f"{len(names)} names of {width} features")
     return None if names is None else tuple(map(str, names))
-
-
-def refuse_negative(tensors: Tensors, names: Iterable[str]) -> None:
-    for name in names:
-        if (tensors[name] < 0).any():
-            raise FileFormatError(f"the tensor {name!r} holds negative numbers")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels, spans
-from splince_fast._runtime.files import Tensors, check_tensors, refuse_negative
+from splince_fast._runtime.files import Layout, Tensors, check_tensors
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
 from splince_fast.labels.containers import read_declared
@@ -44,6 +44,11 @@ class ClassSums(Variable):
 
     kind = "classes"
     missing_label = -1
+    TENSORS: ClassVar[Layout] = {
+        "rows": (np.int64, ("k",), 0),
+        "weights": (np.float64, ("k",), 0),
+        "sums": (np.float64, ("k", "d")),
+    }
 
     def __init__(
         self,
@@ -315,7 +320,7 @@ class ClassSums(Variable):
         return padded
 
     def tensors(self) -> Tensors:
-        return dict(zip(("rows", "weights", "sums"), self._padded(), strict=True))
+        return dict(zip(self.TENSORS, self._padded(), strict=True))
 
     def metadata(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": names_to_json(tuple(self.names))}
@@ -323,13 +328,8 @@ class ClassSums(Variable):
     @classmethod
     def read(cls, width: int, meta: Mapping[str, Any], tensors: Tensors) -> ClassSums:
         names = list(names_from_json(meta["names"]))
-        k, real = len(names), np.float64
-        check_tensors(
-            tensors,
-            {"rows": (np.int64, (k,)), "weights": (real, (k,)), "sums": (real, (k, width))},
-        )
-        refuse_negative(tensors, ("rows", "weights"))
-        return cls(width, names, tensors["rows"], tensors["weights"], tensors["sums"])
+        sums = check_tensors(tensors, cls.TENSORS, {"d": width, "k": len(names)})
+        return cls(width, names, *sums)
 
     def read_labels(self, labels: NDArray[Any], n_rows: int, key: str) -> Codes:
         check_tensors({key: labels}, {key: (np.int64, (n_rows,))})

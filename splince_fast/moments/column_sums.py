@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels, spans
-from splince_fast._runtime.files import Tensors, check_tensors, refuse_negative
+from splince_fast._runtime.files import Layout, Tensors, check_tensors
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM
@@ -40,6 +40,15 @@ class ColumnSums(Variable):
 
     kind = "continuous"
     missing_label = np.nan
+    TENSORS: ClassVar[Layout] = {
+        "counts": (np.int64, (1,), 0),
+        "weight": (np.float64, (1,), 0),
+        "reference": (np.float64, ("k",)),
+        "x_sum": (np.float64, ("d",)),
+        "z_sum": (np.float64, ("k",)),
+        "products": (np.float64, ("k", "d")),
+        "squares": (np.float64, ("k", "k")),
+    }
 
     def __init__(
         self,
@@ -315,15 +324,9 @@ class ColumnSums(Variable):
     # -- storing ---------------------------------------------------------------------------
 
     def tensors(self) -> Tensors:
-        return {
-            "counts": np.array([self._n_rows], np.int64),
-            "weight": np.array([self._weight]),
-            "reference": self.reference,
-            "x_sum": self.x_sum,
-            "z_sum": self.z_sum,
-            "products": self.products,
-            "squares": self.squares,
-        }
+        counts, weight = np.array([self._n_rows], np.int64), np.array([self._weight])
+        sums = (self.reference, self.x_sum, self.z_sum, self.products, self.squares)
+        return dict(zip(self.TENSORS, (counts, weight, *sums), strict=True))
 
     def metadata(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": list(self.names)}
@@ -333,18 +336,10 @@ class ColumnSums(Variable):
         names = meta["names"]
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise FileFormatError(f"column names are not a list of strings: {json.dumps(names)}")
-        k, real = len(names), np.float64
-        check_tensors(
-            tensors, {"counts": (np.int64, (1,)), "weight": (real, (1,)), "reference": (real, (k,)),
-                      "x_sum": (real, (width,)), "z_sum": (real, (k,)),
-                      "products": (real, (k, width)), "squares": (real, (k, k))}
-        )  # fmt: skip
-        refuse_negative(tensors, ("counts", "weight"))
+        counts, weight, *sums = check_tensors(tensors, cls.TENSORS, {"d": width, "k": len(names)})
         if (np.diag(tensors["squares"]) < 0).any():
             raise FileFormatError("a continuous variable has a negative sum of squares")
-        return cls(width, names, int(tensors["counts"][0]), float(tensors["weight"][0]),
-                   tensors["reference"], tensors["x_sum"], tensors["z_sum"], tensors["products"],
-                   tensors["squares"])  # fmt: skip
+        return cls(width, names, int(counts[0]), float(weight[0]), *sums)
 
     def read_labels(self, labels: NDArray[Any], n_rows: int, key: str) -> Float:
         if labels.dtype != np.float64 or labels.shape != (n_rows, self.n_columns):

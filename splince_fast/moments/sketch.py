@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.files import Layout, Tensors
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.rows import NO_WEIGHT, Rows, is_sparse
 from splince_fast._runtime.sparse import SparseRows, parts, subtracted
@@ -114,6 +115,8 @@ def add_images(
 class Sketch(Diagonal):
     """Sketch of a scatter S; the inherited `matrix` holds only the diagonal of S, (d,)."""
 
+    TENSORS: ClassVar[Layout] = {**Diagonal.TENSORS, "images": (np.float64, ("d", "r"))}
+
     # (d, r): Y = S O
     images: Float = None  # type: ignore[assignment]
     # (d, r): random signs O, shared by all sketches of these parameters
@@ -142,6 +145,9 @@ class Sketch(Diagonal):
         return Sketch(
             self.matrix.copy(), self.unit_roundoff, images=self.images.copy(), signs=self.signs
         )
+
+    def tensors(self, packed: bool) -> Tensors:
+        return {"variances": self.matrix, "images": self.images}
 
     def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
         assert isinstance(other, Sketch)

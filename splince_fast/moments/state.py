@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
+from splince_fast._runtime.files import Layout, Tensors
 from splince_fast._runtime.rows import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 from splince_fast.moments.block import BlockSample, Reduced, rows_of
@@ -46,6 +47,10 @@ _CANCELLED = 0.25
 @dataclass(slots=True)
 class Scatter:
     """The scatter sum w (x - m)(x - m)^T about the mean m."""
+
+    # Tensors of a file, and of a pickle, which has only the lower triangle by columns.
+    TENSORS: ClassVar[Layout] = {"scatter": (np.float64, ("d", "d"))}
+    PACKED_TENSORS: ClassVar[Layout] = {"scatter.lower": (np.float64, ("d(d+1)/2",))}
 
     matrix: Float  # (d, d): Fortran-ordered; only the lower triangle is valid
     unit_roundoff: float = EPS64  # unit roundoff of the least precise products in the sum
@@ -143,18 +148,19 @@ class Scatter:
         blas_kernels.mirror_lower(self.matrix)
         return self.matrix
 
-    def packed(self) -> Float:
-        """Return the lower triangle column by column, (d (d + 1) / 2,)."""
-        out = np.empty(self.width * (self.width + 1) // 2)
-        for part, column in _columns(out, self.matrix):
+    def tensors(self, packed: bool) -> Tensors:
+        """Return the tensors of a file or, with `packed`, of a pickle."""
+        if not packed:
+            return {"scatter": self.full().T}
+        lower = np.empty(self.width * (self.width + 1) // 2)
+        for part, column in _columns(lower, self.matrix):
             part[...] = column
-        return out
+        return {"scatter.lower": lower}
 
     @classmethod
-    def unpacked(cls, packed: Float, width: int, unit_roundoff: float) -> Scatter:
-        """Return a scatter with the lower triangle `packed`, a result of `Scatter.packed`."""
+    def unpacked(cls, packed: Float, width: int) -> Scatter:
+        """Return a scatter with the lower triangle `packed`, column by column."""
         scatter = cls.empty(width)
-        scatter.unit_roundoff = unit_roundoff
         for part, column in _columns(packed, scatter.matrix):
             column[...] = part
         return scatter
@@ -172,6 +178,8 @@ def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:
 class Diagonal(Scatter):
     """The diagonal of a scatter only; `matrix` has shape (d,)."""
 
+    TENSORS: ClassVar[Layout] = {"variances": (np.float64, ("d",))}
+
     @classmethod
     def empty(cls, width: int) -> Diagonal:
         return cls(np.zeros(width))
@@ -181,6 +189,9 @@ class Diagonal(Scatter):
 
     def diagonal(self) -> Float:
         return self.matrix
+
+    def tensors(self, packed: bool) -> Tensors:
+        return {"variances": self.matrix}
 
     def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
         self.matrix += sign * (other.diagonal() + coefficient * difference * difference)
@@ -192,6 +203,13 @@ class Diagonal(Scatter):
 @dataclass(slots=True)
 class State:
     """Moments of x, as sums of the deviations x - reference from the reference point."""
+
+    # Tensors of a file; `Scatter.tensors` are those of the second moments.
+    TENSORS: ClassVar[Layout] = {
+        "reference": (np.float64, ("d",)),
+        "weight": (np.float64, (1,), 0),
+        "deviation": (np.float64, ("d",)),
+    }
 
     reference: Float  # (d,)
     n_rows: int

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.files import Tensors
+from splince_fast._runtime.files import Layout, Tensors
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
@@ -51,6 +51,7 @@ class Variable(ABC):
 
     kind: ClassVar[str]
     missing_label: ClassVar[float]  # the code or value of a missing label
+    TENSORS: ClassVar[Layout]  # of a file; d features, k classes or columns
     width: int  # number of features d of x
     n_columns: int  # number of classes or columns
 
