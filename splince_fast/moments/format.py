@@ -171,8 +171,6 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any]) -> Accumulator:
         if missing := set(metadata["pairs"]) - set(pairs):
             raise FileFormatError(f"the tensor {'pairs.' + min(missing)!r} is missing")
         accumulator.label_products = LabelTable.read(pairs, accumulator.variables)
-        if not accumulator.label_products.is_compact:
-            raise FileFormatError("the table of label pairs has rows that belong to no variable")
     buffered = _read_rows(part_of(tensors, "staged."), accumulator, width)
     if isinstance(accumulator, SampledAccumulator):
         accumulator.sample = _read_sample(tensors, metadata, accumulator)

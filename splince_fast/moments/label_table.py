@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.files import Tensors, check_tensors
+from splince_fast._runtime.files import Layout, Tensors, check_tensors
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import VariableName
 from splince_fast.moments.class_sums import ClassSums
@@ -50,11 +50,6 @@ class LabelTable:
     @property
     def nbytes(self) -> int:
         return self.gram.nbytes
-
-    @property
-    def is_compact(self) -> bool:
-        """Whether every row of the Gram matrix belongs to a variable."""
-        return sum(map(len, self.index.values())) == len(self.gram)
 
     def copy(self) -> LabelTable:
         return LabelTable(
@@ -253,9 +248,8 @@ class LabelTable:
         table = cls()
         gram = tensors.get("gram")
         size = 0 if gram is None or not gram.ndim else len(gram)
-        check_tensors(tensors, {"gram": (np.float64, (size, size))})
-        table.gram = tensors["gram"]
-        used: list[int] = []
+        (table.gram,) = check_tensors(tensors, {"gram": (np.float64, (size, size))})
+        places: list[int] = []
         for i, (name, variable) in enumerate(variables.items()):
             index = tensors.get(f"places.{i}")
             if index is None:
@@ -263,18 +257,15 @@ class LabelTable:
             continuous = isinstance(variable, ColumnSums)
             n_features = variable.n_columns + (1 if continuous else 0)
             valid = index.dtype == np.int64 and index.ndim == 1 and len(index) <= n_features
-            if not valid or (len(index) and not 0 <= index.min() <= index.max() < size):
+            if not valid or (continuous and len(index) not in (0, n_features)):
                 raise FileFormatError(f"the table of labels has no valid index for {name!r}")
-            if continuous and len(index) not in (0, n_features):
-                raise FileFormatError(f"the table of labels lacks columns of {name!r}")
             table.index[name] = index.astype(np.intp)
-            used += index.tolist()
-            if f"origin.{i}" in tensors:
-                key = f"origin.{i}"
-                check_tensors(tensors, {key: (np.float64, (variable.n_columns,))})
-                table.origins[name] = tensors[key]
-        if len(set(used)) < len(used):
-            raise FileFormatError("two label features have the same row in the table of labels")
+            places += index.tolist()
+            if (key := f"origin.{i}") in tensors:
+                layout: Layout = {key: (np.float64, (variable.n_columns,))}
+                (table.origins[name],) = check_tensors(tensors, layout)
+        if places != list(range(size)):
+            raise FileFormatError("the rows of the table of labels are not those of its variables")
         return table
 
 
