@@ -29,8 +29,8 @@ _ROWS_PER_FEATURE = 16
 _GROUP_BYTES = 1 << 29
 # Number of states that one cluster task merges into one.
 _FAN_IN = 4
-# A wave consists of this number of consecutive groups, whose tasks dask gets in one graph. Two
-# waves are on the cluster at a time, so that no worker waits for the end of a wave.
+# Number of consecutive groups per wave, and number of waves on the cluster at a time: no worker
+# waits for the end of a wave.
 _WAVE = 64
 _WAVES_AHEAD = 2
 # Number of times that dask runs a failed task again.
@@ -54,13 +54,10 @@ def accumulate(source: Source, empty: Moments, client: Any, *, progress: bool | 
     if width is None:
         first = next(iter(source), None)
         width = 1 if first is None else int(first.X.shape[1])
-    groups, task_of = groups_of(source, width), _tasks(source, empty, client)
-
-    def submit(wave: list[Group]) -> tuple[list[Group], Any]:
-        return wave, client.compute(_tree_sum(type(empty), map(task_of, wave)), retries=_RETRIES)
-
-    waves = map(submit, iter(lambda: list(islice(groups, _WAVE)), []))
-    pending = deque(islice(waves, _WAVES_AHEAD))
+    groups, tasks = groups_of(source, width), _Tasks(client, source, empty)
+    waves = iter(lambda: list(islice(groups, _WAVE)), [])
+    sums = ((wave, tasks.sum_of(map(tasks.state_of, wave))) for wave in waves)
+    pending = deque(islice(sums, _WAVES_AHEAD))
     with Progress(source.n_rows, show=progress) as bar:
         try:
             while pending:
@@ -74,7 +71,7 @@ def accumulate(source: Source, empty: Moments, client: Any, *, progress: bool | 
                 del pending[0], future
                 rows = sum(group.rows for group in wave)
                 bar.advance(rows, rows * ((source.nbytes or 0) // (source.n_rows or 1)))
-                pending.extend(islice(waves, 1))
+                pending.extend(islice(sums, 1))
         finally:
             client.cancel([future for _, future in pending])
     return total
@@ -111,36 +108,39 @@ def groups_of(source: Source, width: int) -> Iterator[Group]:
         yield Group(first, stop, rows)
 
 
-def _tasks(source: Source, empty: Moments, client: Any) -> Any:
-    """Return a function from a group to the dask task of its moments."""
-    delayed = require("dask", "dask").delayed
-    arguments, part, shared = empty._arguments(), getattr(source, "part", None), None
-    if part is None:
-        # A task, and not `scatter`, brings the source to the cluster: if a worker is lost, dask
-        # repeats its tasks but restores no scattered data.
-        load = delayed(pickle.loads, pure=False)(_pickled(source))
-        shared = client.persist(load, retries=_RETRIES)
+class _Tasks:
+    """Submission of tasks on one source to a cluster; methods return dask futures."""
 
-    def task_of(group: Group) -> Any:
+    def __init__(self, client: Any, source: Source, empty: Moments) -> None:
+        self._client, self._source = client, source
+        self._type, self._arguments = type(empty), empty._arguments()
+        self._part = getattr(source, "part", None)
+        if self._part is None:
+            # A task, and not `scatter`, brings the source to the cluster: if a worker is lost, dask
+            # repeats its tasks but restores no scattered data.
+            self._shared = self._submit(pickle.loads, _pickled(source))
+
+    def _submit(self, function: Any, *arguments: Any) -> Any:
+        return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
+
+    def state_of(self, group: Group) -> Any:
+        """Return a future of the moments of a group."""
         first, stop, _ = group
-        rest = (
-            type(empty), arguments_of_part(arguments, first),
-            f"blocks {first} to {stop - 1} of {source.name}",
-        )  # fmt: skip
-        if part is None:
-            return delayed(_state_of_range, pure=False)(shared, first, stop, *rest)
-        return delayed(_state_of_blocks, pure=False)([tuple(part(first, stop))], *rest)
+        arguments = arguments_of_part(self._arguments, first)
+        rest = self._type, arguments, f"blocks {first} to {stop - 1} of {self._source.name}"
+        if self._part is None:
+            return self._submit(_state_of_range, self._shared, first, stop, *rest)
+        block = require("dask", "dask").delayed(tuple(self._part(first, stop)))
+        block = self._client.compute(block, retries=_RETRIES)
+        return self._submit(_state_of_blocks, [block], *rest)
 
-    return task_of
-
-
-def _tree_sum(moments_type: type[Moments], tasks: Iterable[Any]) -> Any:
-    """Return the task of the sum of the moments of one or more tasks."""
-    add = require("dask", "dask").delayed(moments_type._sum_of, pure=False)
-    states = list(tasks)
-    while len(states) > 1:
-        states = [add(states[i : i + _FAN_IN]) for i in range(0, len(states), _FAN_IN)]
-    return states[0]
+    def sum_of(self, states: Iterable[Any]) -> Any:
+        """Return a future of the sum of the moments of one or more futures."""
+        states = list(states)
+        while len(states) > 1:
+            parts = (states[i : i + _FAN_IN] for i in range(0, len(states), _FAN_IN))
+            states = [self._submit(self._type._sum_of, part) for part in parts]
+        return states[0]
 
 
 def _state_of_blocks(

@@ -302,7 +302,7 @@ def test_parquet_files_of_embeddings_or_of_labels(here: Path, told: Told, pa: An
 def test_a_checkpoint_is_refused_after_a_change_of_rows_in_the_middle(
     tmp_path: Path, told: Told, suffix: str
 ) -> None:
-    """The first and the last block have the same digests; only the time of the file differs."""
+    """The shape of the rows and the names of the files are the same; only their times differ."""
     X, z = np.random.default_rng(0).normal(size=(3 * 4096, 4)), np.arange(3 * 4096) % 2
     rows, labels, checkpoint = (str(tmp_path / n) for n in ("X" + suffix, "z.npy", "c"))
     np.save(labels, z)
