@@ -25,8 +25,7 @@ All functions run without the GIL; failures are status codes.
 
 import numpy as np
 
-from libc.math cimport INFINITY, copysign, fabs, hypot, sqrt
-from libc.stdlib cimport free, malloc
+from libc.math cimport INFINITY, sqrt
 from libc.string cimport memcpy
 from scipy.linalg cimport cython_blas, cython_lapack
 
@@ -37,67 +36,6 @@ from splince_fast._kernels.factor cimport (
 from splince_fast._kernels.shapes cimport check_length
 
 cdef double ONE = 1.0
-cdef double EPS = 2.220446049250313e-16
-
-# For matrices of up to FEW_COLUMNS columns, Jacobi rotations are as fast as LAPACK. SWEEPS is the
-# maximum number of passes over all pairs of columns.
-cdef enum:
-    FEW_COLUMNS = 4
-    SWEEPS = 30
-
-
-cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
-                          double* vt) noexcept nogil:
-    """Compute the thin SVD of a, (m, n) with n <= m, by one-sided Jacobi rotations.
-
-    Pairs of columns are rotated until all columns are orthogonal. Columns of u with a singular
-    value of 0 are zero. The status is STATUS_NO_CONVERGENCE if the columns are not orthogonal after
-    SWEEPS passes, for example because a number is not finite.
-    """
-    cdef int p, q, one = 1, sweep
-    cdef Py_ssize_t i
-    cdef double largest = 0.0, product, slope, cosine, sine
-    cdef double* x
-    cdef double* y
-    cdef bint orthogonal = False
-    for i in range(<Py_ssize_t>m * n):
-        largest = max(largest, fabs(a[i]))
-    for i in range(<Py_ssize_t>m * n):  # scaled, so that no square overflows
-        u[i] = a[i] / largest if largest > 0.0 else 0.0
-    for i in range(n * n):
-        vt[i] = 1.0 if i % (n + 1) == 0 else 0.0
-    for sweep in range(SWEEPS):
-        orthogonal = True
-        for q in range(1, n):
-            for p in range(q):
-                x, y = u + <Py_ssize_t>p * m, u + <Py_ssize_t>q * m
-                s[p], s[q], product = dot(x, x, m), dot(y, y, m), dot(x, y, m)
-                if fabs(product) <= EPS * sqrt(m * s[p] * s[q]):
-                    continue
-                orthogonal = False
-                slope = (s[q] - s[p]) / (2.0 * product)
-                sine = copysign(1.0 / (fabs(slope) + hypot(1.0, slope)), -slope)  # tangent
-                cosine = 1.0 / hypot(1.0, sine)
-                sine *= cosine
-                cython_blas.drot(&m, x, &one, y, &one, &cosine, &sine)
-                cython_blas.drot(&n, vt + p, &n, vt + q, &n, &cosine, &sine)
-        if orthogonal:
-            break
-    for q in range(n):
-        y = u + <Py_ssize_t>q * m
-        s[q] = sqrt(dot(y, y, m))
-        for i in range(m):
-            y[i] = y[i] / s[q] if s[q] > 0.0 else 0.0
-        s[q] *= largest
-        for p in range(q, 0, -1):  # sort in descending order
-            if s[p] <= s[p - 1]:
-                break
-            s[p], s[p - 1] = s[p - 1], s[p]
-            x = u + <Py_ssize_t>(p - 1) * m
-            y = u + <Py_ssize_t>p * m
-            cython_blas.dswap(&m, x, &one, y, &one)
-            cython_blas.dswap(&n, vt + p - 1, &n, vt + p, &n)
-    return STATUS_OK if orthogonal else STATUS_NO_CONVERGENCE
 
 
 cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* work, int lwork,
@@ -110,35 +48,17 @@ cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* 
         vt[0] = 1.0
         for i in range(m):
             u[i] = a[i] / s[0] if s[0] > 0.0 else 0.0
-    # LAPACK also takes over if the rotations do not converge.
-    elif mn > 0 and (n > min(m, FEW_COLUMNS) or svd_by_rotations(m, n, a, s, u, vt) != STATUS_OK):
+    elif mn > 0:
         cython_lapack.dgesdd(b"S", &m, &n, a, &m, s, u, &m, vt, &mn, work, &lwork, iwork, &info)
-    return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
-
-
-cdef int householder_qr(int d, int r, double* a, double* tau, double* work,
-                        int lwork) noexcept nogil:
-    """Compute the Householder QR of a, (d, r) with r <= d, in place.
-
-    R is in the upper triangle, the reflectors are below. For r = 1 only tau[0] = |a| is set.
-    """
-    cdef int info = 0, one = 1
-    if r == 1:
-        tau[0] = cython_blas.dnrm2(&d, a, &one)
-    elif r > 0:
-        cython_lapack.dgeqrf(&d, &r, a, &d, tau, work, &lwork, &info)
     return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
 cdef int orthonormalise(int d, int r, double* a, double* tau, double* work,
                         int lwork) noexcept nogil:
-    """Replace a, (d, r), by an orthonormal basis of its column space."""
-    cdef int info = householder_qr(d, r, a, tau, work, lwork), i
-    if r == 1:
-        for i in range(d):
-            a[i] = a[i] / tau[0] if tau[0] > 0.0 else 0.0
-    elif r > 0 and info == STATUS_OK:
-        cython_lapack.dorgqr(&d, &r, &r, a, &d, tau, work, &lwork, &info)
+    """Replace a, (d, r) with r <= d, by an orthonormal basis of its column space."""
+    cdef int info = 0
+    cython_lapack.dgeqrf(&d, &r, a, &d, tau, work, &lwork, &info)
+    cython_lapack.dorgqr(&d, &r, &r, a, &d, tau, work, &lwork, &info)
     return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
@@ -185,11 +105,6 @@ cdef int normalise_right(int d, int r, double* left, double* right, double* K, d
     """Compute right := right K^-T with K = right^T left, so that right^T left = I."""
     cdef int info = 0, i
     gemm(b"T", b"N", r, r, d, 1.0, right, d, left, d, 0.0, K, r)
-    if r == 1:
-        inverse[0] = 1.0 / K[0] if K[0] != 0.0 else 0.0
-        for i in range(d):
-            right[i] *= inverse[0]
-        return STATUS_OK if K[0] != 0.0 else STATUS_SINGULAR
     for i in range(r * r):
         inverse[i] = 0.0
     for i in range(r):
@@ -293,9 +208,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
 
     if factor.n_noise > factor.admitted:
         factor.prepare_null_basis()
-    cdef double* work = <double*>malloc(sizeof(double) * (work_size + 9 * widest))
-    if work == NULL:
-        raise MemoryError("no memory for the decompositions of a solve")
+    cdef double[::1] memory = np.empty(work_size + 9 * widest)
+    cdef double* work = &memory[0]
     cdef int* iwork = <int*>(work + work_size)
 
     # Consecutive parts of the scratch memory: small square matrices, then columns of length d.
@@ -424,7 +338,6 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                     work[i] = 1.0 if dropped else sigma_y[i]
                 residual_y = relative_residual(d, rz, ry, left, right, Cy, work, True,
                                                factor.inverse, small, spare)
-    free(work)
     if status != STATUS_OK:
         rz = rz if status == STATUS_INFEASIBLE else 0
     cdef double sine = 1.0, spread = 1.0
@@ -464,19 +377,15 @@ cdef int scaled_factors(Factor f, int rz, int ry, double* Cz, double* Cy, double
 
     These are the last four lines of equations in the module docstring.
     """
-    cdef int d = f.width, status, i, j
+    cdef int d = f.width, status, i, j, info = 0
     cdef size_t bytes_z = sizeof(double) * <size_t>d * rz
     memcpy(spare, Cz, bytes_z)
     scale_rows(f.inverse, spare, d, rz)
-    status = householder_qr(d, rz, spare, tau, work, lwork)
-    if status != STATUS_OK:
-        return status
+    cython_lapack.dgeqrf(&d, &rz, spare, &d, tau, work, &lwork, &info)
     # K := Rz, upper triangular; small := Rz Vn, or Rz if nothing is kept.
     for j in range(rz):
         for i in range(rz):
             K[j * rz + i] = spare[<Py_ssize_t>j * d + i] if i <= j else 0.0
-    if rz == 1:
-        K[0] = tau[0]
     for i in range(rz):
         if K[i * rz + i] == 0.0:
             return STATUS_SINGULAR

@@ -61,7 +61,8 @@ NOISE_FRACTION = 1e-7
 
 def floor(variances: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the largest standard deviations of features that count as constant, (d,)."""
-    return np.asarray(np.maximum(CONSTANT * np.abs(mean), MIN_SCALE * variances.mean() ** 0.5))
+    rms = (float(variances.sum()) / len(variances)) ** 0.5
+    return np.asarray(np.maximum(CONSTANT * np.abs(mean), MIN_SCALE * rms))
 
 
 def eigenvalue(d: int, roundoff: float) -> float:
