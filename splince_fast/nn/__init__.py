@@ -1,9 +1,5 @@
 """Concept erasure inside a torch model: collect moments, fit layer by layer, install, fold.
 
->>> from splince_fast import nn as snn
->>> snn.__all__[:4]
-['Collected', 'Eraser', 'Erasers', 'FoldError']
-
 Names are imported on first use, because torch is an optional dependency (extra ``torch``).
 """
 

@@ -135,8 +135,6 @@ class Collected(BySite):
             for name, heads in by_module.items()
         ]
 
-    # -- algebra ---------------------------------------------------------------------------
-
     def __add__(self, other: Collected) -> Collected:
         """Return the moments of the rows of two collections, for instance from two workers."""
         if not isinstance(other, Collected):
@@ -197,8 +195,6 @@ class Collected(BySite):
         totals = {name: functools.reduce(operator.add, moments_of(name)) for name in summed}
         n_sequences = sum(n for _, _, n in headers)
         return Collected(totals, summed.values(), self._recipe, n_sequences=n_sequences)
-
-    # -- association -----------------------------------------------------------------------
 
     def trace(self, name: object) -> dict[str, float]:
         """Compute the linear association with a variable at each site.
@@ -331,10 +327,9 @@ class Collector:
             Progress(unit="sequences", show=progress) as bar,
         ):
             for batch in batches:
-                n_before = self.n_sequences
                 with self.batch_scope(batch):
                     running.call(model, running.batch_to(batch, device), keys, forward)
-                bar.advance(self.n_sequences - n_before)
+                bar.advance(int(np.count_nonzero(self._counted)))
         if not self.n_batches:
             raise InputError("batches is empty; a generator is empty when it is read a second time")
         return self._result()
@@ -420,19 +415,16 @@ class Collector:
         if never_called:
             raise NeverCalledError(
                 f"the model ran on {self.n_batches} batches, but the sites {listed(never_called)} "
-                "never ran. Likely causes: other code reads their weights without calling them, "
-                "or the batches take another path through the model. Choose the modules that "
-                "contain these sites"
+                "never ran: other code reads their weights, or the batches take another path. "
+                "Choose the modules that contain these sites"
             )
         collected_sites, moments = [], {}
+        empty = partial(Moments, kinds=self.parameters.kinds, joint=self.parameters.joint)
         for name, width in self.widths.items():
             keys, kind = self._keys(name), type(self.modules[name]).__name__
             for key in keys:
-                moments[key] = (  # a site without selected tokens has no sums
-                    self.sums.pop(key).result()
-                    if key in self.sums
-                    else Moments(kinds=self.parameters.kinds, joint=self.parameters.joint)
-                )
+                sums = self.sums.pop(key, None)  # None without selected tokens
+                moments[key] = empty() if sums is None else sums.result()
                 collected_sites.append(Site(key, kind, width // len(keys), self.calls[name]))
         rule = self.token_rule.rule if callable(self.token_rule.rule) else self.applied_rule
         weight = "sequence" if self.by_sequence else "token"
@@ -477,9 +469,8 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
     if keys and not isinstance(batch, Mapping):
         raise LabelError(
             f"labels= names {listed(keys)}, but a batch, or the second entry of a pair, is "
-            f"{described_type(batch)}; pass batches that are mappings, or pairs (inputs, labels) "
-            "whose second entry is a mapping of names to labels, or for a single name the labels; "
-            "or pass a function of the batch that returns such a mapping"
+            f"{described_type(batch)}; pass mappings, pairs (inputs, labels) whose second entry is "
+            "a mapping or, for a single name, the labels, or a function of the batch"
         )
     missing = [key for key in keys if key not in batch]
     if missing:

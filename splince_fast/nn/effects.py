@@ -172,10 +172,7 @@ def _reported(erasers: Mapping[Any, Any], batch: Any) -> list[str]:
 
 
 def _next_token_loss(model: Any, batch: Any, output: Any) -> tuple[float, int]:
-    """Return the summed cross-entropy of the next tokens, and the number of these tokens.
-
-    Returns (0, 0) for models that do not generate text from ``input_ids``.
-    """
+    """Return the summed loss and number of next tokens; zeros if the model generates no text."""
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     generates = getattr(model, "can_generate", lambda: False)()
     is_decoder = generates and not getattr(model.config, "is_encoder_decoder", False)
@@ -189,9 +186,6 @@ def _next_token_loss(model: Any, batch: Any, output: Any) -> tuple[float, int]:
     targets = ids[:, 1:][attended].to(logits.device)
     total = torch.nn.functional.cross_entropy(predictions, targets, reduction="sum")
     return float(total), len(targets)
-
-
-# -- records -------------------------------------------------------------------------------
 
 
 def _site_records(
@@ -230,15 +224,8 @@ def _site_records(
                "before": before, "after": after, "reason": reason}  # fmt: skip
 
 
-# -- samples -------------------------------------------------------------------------------
-
-
 class _Sampler:
-    """Random samples of the selected rows at each site, the same rows without and with erasers.
-
-    Each row has a random key, which depends on the batch, the call of the site, and the position of
-    the row; a sample has the rows with the smallest keys.
-    """
+    """Random samples of the selected rows at each site, the same rows without and with erasers."""
 
     def __init__(
         self, names: Iterable[str], rule: TokenRule, placement: Placement, max_rows: int, seed: int
@@ -259,6 +246,7 @@ class _Sampler:
         positions = np.arange(math.prod(shape))
         if mask is not None:
             positions = np.flatnonzero(mask.cpu().numpy())
+        # The sample has the rows with the smallest keys, which are random numbers.
         counts = sample.counts.setdefault(self.batch, [])
         seed = (self._seed, self.batch, len(counts), len(positions))
         counts.append(len(positions))

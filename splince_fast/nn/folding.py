@@ -253,10 +253,7 @@ def _check_layer(change: _Change) -> None:
 
 
 def _outputs(model: Module, example: object, erased: Iterable[_Change] = ()) -> list[Tensor]:
-    """Return the floating tensors in the output of a model in float64, with every token erased.
-
-    Raises FoldError if a module to erase did not run.
-    """
+    """Return the floating tensors in the output of a model in float64, with every token erased."""
     idle = dict.fromkeys(point.name for point in erased)
 
     def erase(point: _Change, eraser: Eraser, value: object) -> Any:
@@ -339,9 +336,9 @@ def _merge(change: _Change, undo: ExitStack) -> None:
     """Merge an eraser into the current weight and bias of a layer."""
     layer, old = change.layer, getattr(change.layer, "bias", None)
     left, right, offset = (getattr(change.projection, k) for k in ("left", "right", "offset"))
-    matrix = _float64(layer.weight)  # with a row per output
+    matrix = layer.weight.detach().to("cpu", torch.float64).numpy()  # with a row per output
     matrix = matrix.T if _is_transposed(layer) else matrix.reshape(matrix.shape[:2])
-    bias = np.zeros(len(matrix)) if old is None else _float64(old)
+    bias = np.zeros(len(matrix)) if old is None else old.detach().to("cpu", torch.float64).numpy()
     if change.placement.side == "input":
         new, bias = matrix - (matrix @ left) @ right.T, bias + matrix @ offset
     else:
@@ -352,11 +349,6 @@ def _merge(change: _Change, undo: ExitStack) -> None:
         _set_parameter(layer, "bias", bias, layer.weight if old is None else old, undo)
     new = new.T if _is_transposed(layer) else new.reshape(layer.weight.shape)
     _set_parameter(layer, "weight", new, layer.weight, undo)
-
-
-def _float64(tensor: Tensor) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = tensor.detach().to("cpu", torch.float64).numpy()
-    return values
 
 
 def _set_parameter(
