@@ -50,7 +50,6 @@ cdef class Factor:
     cdef double* diagonal_scale     # (d,): 1 / sqrt(e) (low rank)
     cdef double* column_scale       # (columns,): 1 / sqrt(1 + s^2) - 1 (low rank)
     cdef int prepare_null_basis(self) except -1
-    cdef Factor shallow_copy(self)
     cdef object apply_to_rows(self, const double[:, ::1] columns, Step step)
 
 

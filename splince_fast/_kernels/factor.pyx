@@ -249,20 +249,6 @@ cdef class Factor:
             gemm(b"T", b"N", k, k, d, 1.0, &b[0, 0], d, &sb[0, 0], d, 0.0, &g[0, 0], k)
         return result
 
-    cdef Factor shallow_copy(self):
-        """Return a copy that shares all memory with this factor, except the null basis."""
-        cdef Factor new = Factor.__new__(Factor)
-        new.kind, new.width, new.status, new.constants = (
-            self.kind, self.width, self.status, self.constants)
-        new.n_noise, new.admitted, new.columns = self.n_noise, self.admitted, self.columns
-        new.smallest, new.tolerance, new.variance = self.smallest, self.tolerance, self.variance
-        new.rounding = self.rounding
-        new.inverse_scale, new.arrays = self.inverse_scale, self
-        new.c, new.scale, new.inverse = self.c, self.scale, self.inverse
-        new.inverse_root, new.diagonal, new.upper = self.inverse_root, self.diagonal, self.upper
-        new.diagonal_scale, new.column_scale = self.diagonal_scale, self.column_scale
-        return new
-
     cdef int prepare_null_basis(self) except -1:
         """Compute the null basis on the first call, because many solves do not need it.
 
@@ -319,7 +305,11 @@ cdef class Factor:
                 admitted += 1
         if admitted == 0:
             return self
-        new = self.shallow_copy()
+        new = Factor.__new__(Factor)
+        new.kind, new.width, new.constants, new.n_noise = EIGH, d, self.constants, n
+        new.tolerance, new.variance, new.rounding = self.tolerance, self.variance, self.rounding
+        new.scale, new.inverse, new.inverse_scale = self.scale, self.inverse, self.inverse_scale
+        new.diagonal, new.upper = self.diagonal, self.upper
         vectors = np.array(<double[:<Py_ssize_t>d * d]>self.c)
         inverse_root = np.array(<double[:d]>self.inverse_root)
         cython_lapack.dormqr(b"R", b"N", &d, &n, &m, &projections[0], &n, &tau[0], &vectors[0], &d,
