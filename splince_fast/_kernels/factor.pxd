@@ -46,13 +46,10 @@ cdef class Factor:
     cdef double* scale              # (d,): standard deviations; 1 for constant features
     cdef double* inverse            # (d,): memory of inverse_scale
     cdef double* inverse_root       # (d,): 1 / sqrt(eigenvalue); 0 off the support (eigh only)
-    cdef double* admitted_basis     # (d, admitted): noise directions in the support (eigh only)
-    cdef double* noise_basis        # (d, n_noise): noise space, admitted columns first (eigh only)
     cdef int columns                # number of columns of Q or B, in c (low rank, spanned)
     cdef double* diagonal_scale     # (d,): 1 / sqrt(e) (low rank)
     cdef double* column_scale       # (columns,): 1 / sqrt(1 + s^2) - 1 (low rank)
     cdef int prepare_null_basis(self) except -1
-    cdef Factor shallow_copy(self)
     cdef object apply_to_rows(self, const double[:, ::1] columns, Step step)
 
 

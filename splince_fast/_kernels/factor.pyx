@@ -249,22 +249,6 @@ cdef class Factor:
             gemm(b"T", b"N", k, k, d, 1.0, &b[0, 0], d, &sb[0, 0], d, 0.0, &g[0, 0], k)
         return result
 
-    cdef Factor shallow_copy(self):
-        """Return a copy that shares all memory with this factor, except the null basis."""
-        cdef Factor new = Factor.__new__(Factor)
-        new.kind, new.width, new.status, new.constants = (
-            self.kind, self.width, self.status, self.constants)
-        new.n_noise, new.admitted, new.columns = self.n_noise, self.admitted, self.columns
-        new.smallest, new.tolerance, new.variance = self.smallest, self.tolerance, self.variance
-        new.rounding = self.rounding
-        new.inverse_scale, new.arrays = self.inverse_scale, self
-        new.c, new.scale, new.inverse = self.c, self.scale, self.inverse
-        new.inverse_root, new.noise_basis = self.inverse_root, self.noise_basis
-        new.admitted_basis, new.diagonal, new.upper = (
-            self.admitted_basis, self.diagonal, self.upper)
-        new.diagonal_scale, new.column_scale = self.diagonal_scale, self.column_scale
-        return new
-
     cdef int prepare_null_basis(self) except -1:
         """Compute the null basis on the first call, because many solves do not need it.
 
@@ -280,8 +264,7 @@ cdef class Factor:
         vectors = np.empty((d, n), order="F")
         if n > 0:
             basis = vectors
-            memcpy(&basis[0, 0], self.noise_basis + self.admitted * d,
-                   sizeof(double) * <size_t>(d * n))
+            memcpy(&basis[0, 0], self.c + self.admitted * d, sizeof(double) * <size_t>(d * n))
             vectors *= self.inverse_scale[:, None]
             order = np.argsort(-np.abs(vectors).max(axis=1), kind="stable")
             vectors[order] = scipy.linalg.qr(vectors[order], mode="economic", pivoting=True)[0]
@@ -301,22 +284,19 @@ cdef class Factor:
         directions are added to the support with the eigenvalue `tolerance`. Without such directions
         the factor itself is returned.
         """
-        cdef int d = self.width, k = <int>spans.shape[0], n = self.n_noise, info = 0, m, lwork, i
-        cdef int admitted = 0
+        cdef int d = self.width, k = <int>spans.shape[0], n = self.n_noise, m = min(n, k)
+        cdef int lwork = 64 * (n + k + d) + 3 * k + 1, info = 0, admitted = 0
         cdef Factor new
-        cdef double[::1] projections, scaled, work, tau, rotated, inverse_root
+        cdef double[::1] projections, scaled, work, tau, vectors, inverse_root
         cdef int[::1] pivots
         check_length(spans.shape[1], d, "spans")
-        if n == 0 or k == 0:
+        if m == 0:
             return self
         projections, scaled = np.empty(n * k), np.array(spans).reshape(-1)
-        m = min(n, k)
-        lwork = 64 * (n + k + d) + 3 * k + 1
         work, tau, pivots = np.empty(lwork), np.empty(m), np.zeros(k, dtype=np.intc)
         with nogil:
             scale_rows(self.inverse, &scaled[0], d, k)
-            gemm(b"T", b"N", n, k, d, 1.0, self.noise_basis, d, &scaled[0], d, 0.0,
-                 &projections[0], n)
+            gemm(b"T", b"N", n, k, d, 1.0, self.c, d, &scaled[0], d, 0.0, &projections[0], n)
             cython_lapack.dgeqp3(&n, &k, &projections[0], &n, &pivots[0], &tau[0], &work[0], &lwork,
                                  &info)
             while (admitted < m and fabs(projections[<Py_ssize_t>admitted * n + admitted])
@@ -325,19 +305,19 @@ cdef class Factor:
                 admitted += 1
         if admitted == 0:
             return self
-        new = self.shallow_copy()
-        rotated, inverse_root = np.empty(d * n), np.empty(d)
-        with nogil:
-            memcpy(&rotated[0], self.noise_basis, sizeof(double) * <size_t>d * n)
-            cython_lapack.dormqr(b"R", b"N", &d, &n, &m, &projections[0], &n, &tau[0], &rotated[0],
-                                 &d, &work[0], &lwork, &info)
-            memcpy(&inverse_root[0], self.inverse_root, sizeof(double) * <size_t>d)
-            for i in range(admitted):
-                inverse_root[i] = 1.0 / sqrt(self.tolerance)
+        new = Factor.__new__(Factor)
+        new.kind, new.width, new.constants, new.n_noise = EIGH, d, self.constants, n
+        new.tolerance, new.variance, new.rounding = self.tolerance, self.variance, self.rounding
+        new.scale, new.inverse, new.inverse_scale = self.scale, self.inverse, self.inverse_scale
+        new.diagonal, new.upper = self.diagonal, self.upper
+        vectors = np.array(<double[:<Py_ssize_t>d * d]>self.c)
+        inverse_root = np.array(<double[:d]>self.inverse_root)
+        cython_lapack.dormqr(b"R", b"N", &d, &n, &m, &projections[0], &n, &tau[0], &vectors[0], &d,
+                             &work[0], &lwork, &info)
+        inverse_root[:admitted] = 1.0 / sqrt(self.tolerance)
         new.admitted, new.smallest = admitted, self.tolerance
-        new.arrays = (self, np.asarray(rotated), np.asarray(inverse_root))
-        new.inverse_root = &inverse_root[0]
-        new.admitted_basis = new.noise_basis = &rotated[0]
+        new.arrays = (self, np.asarray(vectors), np.asarray(inverse_root))
+        new.c, new.inverse_root = &vectors[0], &inverse_root[0]
         return new
 
 
@@ -356,7 +336,7 @@ cdef void apply_low_rank(Factor f, double* b, int k, double* scratch) noexcept n
 
 cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
     """Compute b := L^+ b, in place, for b of shape (d, k)."""
-    cdef int d = f.width, n = f.n_noise, j
+    cdef int d = f.width, n, j
     if f.kind == IDENTITY or k == 0:
         return
     if f.kind == SPANNED:
@@ -375,8 +355,7 @@ cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept n
         cython_blas.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, f.c, &d, b, &d)
         return
     memcpy(scratch, b, sizeof(double) * <size_t>d * k)
-    gemm(b"T", b"N", d - n, k, d, 1.0, f.c + <Py_ssize_t>n * d, d, scratch, d, 0.0, b + n, d)
-    gemm(b"T", b"N", f.admitted, k, d, 1.0, f.admitted_basis, d, scratch, d, 0.0, b, d)
+    gemm(b"T", b"N", d, k, d, 1.0, f.c, d, scratch, d, 0.0, b, d)
     scale_on_support(f, b, k)
 
 
@@ -386,14 +365,6 @@ cdef void scale_on_support(Factor f, double* b, int k) noexcept nogil:
     for j in range(k):
         for i in range(d):
             b[j * d + i] = b[j * d + i] * f.inverse_root[i] if f.inverse_root[i] > 0.0 else 0.0
-
-
-cdef void from_support(Factor f, const double* y, double* b, int k) noexcept nogil:
-    """Compute b := [admitted_basis, 0, V_support] y: y are coordinates on the support."""
-    cdef int d = f.width, n = f.n_noise
-    gemm(b"N", b"N", d, k, d - n, 1.0, f.c + <Py_ssize_t>n * d, d, <double*>y + n, d, 0.0,
-         b, d)
-    gemm(b"N", b"N", d, k, f.admitted, 1.0, f.admitted_basis, d, <double*>y, d, 1.0, b, d)
 
 
 cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcept nogil:
@@ -417,7 +388,7 @@ cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcep
         return
     scale_on_support(f, b, k)
     memcpy(scratch, b, sizeof(double) * <size_t>d * k)
-    from_support(f, scratch, b, k)
+    gemm(b"N", b"N", d, k, d, 1.0, f.c, d, scratch, d, 0.0, b, d)
     scale_rows(f.inverse, b, d, k)
     if f.n_noise > f.admitted:
         project_out_null_space(f, b, k, scratch)
@@ -450,7 +421,7 @@ cdef void unwhiten_columns(Factor f, double* b, int k, double* scratch) noexcept
             for i in range(d):
                 scratch[j * d + i] = (
                     b[j * d + i] / f.inverse_root[i] if f.inverse_root[i] > 0.0 else 0.0)
-        from_support(f, scratch, b, k)
+        gemm(b"N", b"N", f.width, k, f.width, 1.0, f.c, f.width, scratch, f.width, 0.0, b, f.width)
     for j in range(k):
         for i in range(d):
             b[j * d + i] = b[j * d + i] * f.scale[i] if f.inverse[i] > 0.0 else 0.0
@@ -647,6 +618,6 @@ def dense(
                 inverse_root[i] = 0.0 if i < n else 1.0 / sqrt(inverse_root[i])
     if info != 0:
         f.status = STATUS_NO_CONVERGENCE
-    f.n_noise, f.inverse_root, f.noise_basis, f.admitted_basis = n, &inverse_root[0], f.c, f.c
+    f.n_noise, f.inverse_root = n, &inverse_root[0]
     f.arrays = (f.arrays, inverse_root_a)
     return f

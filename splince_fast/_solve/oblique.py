@@ -46,7 +46,6 @@ class Solution(NamedTuple):
     cosines: Float
     # sines of the principal angles between the erased span and the kept directions that remain
     sines: Float
-    tolerance_sine: float  # sines up to this value count as rounding error
     distortion: float  # tr((I - P) S (I - P)^T) for P, and for LEACE in place of P
     distortion_leace: float
     size: float  # spectral norm of I - P for features scaled to unit standard deviation

@@ -10,10 +10,8 @@ from splince_fast.exceptions import InputError
 Float = NDArray[np.float64]
 
 
-def intensity(policy: float | str | None, scatter: Float, weight: float) -> float:
+def intensity(policy: float | str, scatter: Float, weight: float) -> float:
     """Return a in [0, 1] for n S, (d, d) with a valid lower triangle, and the weight sum n."""
-    if policy is None:
-        return 0.0
     if not isinstance(policy, str):
         return float(policy)
     if policy == "cv":

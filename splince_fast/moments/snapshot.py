@@ -182,6 +182,8 @@ class Snapshot:
 
     def intensity(self, options: Options) -> float:
         """Return the weight of the isotropic target in the factored matrix, in [0, 1]."""
+        if options.shrinkage is None:
+            return 0.0
         return intensity(options.shrinkage, self._state.scatter, self._state.weight)
 
     def gram(self, rows: Float) -> Float:
