@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -27,6 +28,8 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 # Names of the input of a module that receives its input by keyword, in order of preference.
 _INPUT_KEYWORDS = ("hidden_states", "input", "x")
+# In a pattern, brackets with numbers of several digits would select other names.
+_NUMBERS = re.compile(r"\[[^\]]*(\d\d-|-\d\d)")
 
 
 # -- modules -------------------------------------------------------------------------------
@@ -92,6 +95,11 @@ def _matching(modules: Mapping[str, Module], clean: Mapping[str, str], site: obj
             "model, or its dotted name"
         )
     elif isinstance(site, str):
+        if _NUMBERS.search(site):
+            raise SiteError(
+                f"{site!r} is no pattern: brackets stand for one character, as in '[2-5]'; pass "
+                "numbers of several digits as a list of names"
+            )
         parts = site.split(".")
         matches = [name for name in modules if _matches(parts, name.split("."))]
         matches = matches or [

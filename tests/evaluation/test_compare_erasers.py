@@ -195,6 +195,17 @@ def test_a_function_gets_the_rows_and_names_of_classes_and_owns_them() -> None:
         assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
 
 
+def test_transformers_of_scikit_learn_are_erasers() -> None:
+    X, y, z = data()
+    erasers = {"scaled": StandardScaler(), "none": "none", "SPLINCE": sf.SPLINCE()}
+    result = run(X, y, z, erasers=erasers)
+    assert not result.failures
+    assert result.mean("residual", eraser="SPLINCE") < 1e-9
+    for metric in ("accuracy", "probe_auc"):  # a scale for each feature erases nothing
+        scaled, none = (result.mean(metric, eraser=e) for e in ("scaled", "none"))
+        assert scaled == pytest.approx(none, abs=0.02)
+
+
 class Narrow(StandardScaler):  # type: ignore[misc]
     def transform(self, X: Any, copy: Any = None) -> Any:
         return super().transform(X, copy)[:, :3]

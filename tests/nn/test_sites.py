@@ -95,6 +95,14 @@ def test_names_that_named_modules_prints_are_accepted() -> None:
                 assert list(sites.find(model, name).values()) == [module]
 
 
+def test_brackets_hold_characters_not_numbers() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)))
+    assert list(sites.find(model, "[2-4]")) == ["2", "3", "4"]
+    for pattern in ("[5-10]", "[10-11]"):
+        with pytest.raises(snn.SiteError, match="brackets stand for one character"):
+            sites.find(model, pattern)
+
+
 # --- outputs --------------------------------------------------------------------------------------
 
 
