@@ -10,7 +10,7 @@ import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from splince_fast._runtime import threads
 from splince_fast._runtime.extras import require
@@ -20,8 +20,7 @@ from splince_fast.exceptions import InputError
 from splince_fast.moments.sampled import arguments_of_part
 from splince_fast.sources.base import Block, PieceSource, Source
 
-if TYPE_CHECKING:
-    from splince_fast.moments.moments import Moments
+Moments: TypeAlias = Any  # `splince_fast.Moments`, whose module imports this one
 
 # A group is full at this number of rows per feature, or at this number of bytes. A group of 16 d
 # float32 rows reads 64 d^2 bytes, and its task sends a state of 8 d^2 bytes to another worker.

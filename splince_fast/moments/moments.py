@@ -316,7 +316,8 @@ class Moments:
             raise InputError("a run on a cluster has no checkpoint; omit checkpoint= or client=")
         from splince_fast.moments import cluster
 
-        return cluster.accumulate(source, cls(**parameters), client, progress=progress)
+        total: Moments = cluster.accumulate(source, cls(**parameters), client, progress=progress)
+        return total
 
     @property
     def parameters(self) -> Parameters:

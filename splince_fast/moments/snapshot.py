@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +37,6 @@ from splince_fast.moments.sampled import (
     sampled_covariance,
 )
 from splince_fast.moments.variable import Variable, look_up
-
-if TYPE_CHECKING:
-    from splince_fast.moments.moments import Moments
 
 Float = NDArray[np.float64]
 
@@ -453,11 +450,12 @@ class Factored:
 Statistics = Snapshot | Factored
 
 
-def statistics(source: Moments | Factored) -> AbstractContextManager[Statistics]:
+def statistics(source: Any) -> AbstractContextManager[Statistics]:
     """Return a context manager that locks moments and yields their statistics."""
     # A `Factored` needs no lock, and is yielded itself.
     check_moments(source)
-    return source._statistics()
+    context: AbstractContextManager[Statistics] = source._statistics()
+    return context
 
 
 def check_moments(source: object) -> None:

@@ -308,7 +308,7 @@ class Collector:
         return cls(
             modules=sites.find(model, at),
             token_rule=TokenRule.of(None if tokens == "body" else tokens, skip_ids),
-            placement=Placement.of(**placement),
+            placement=Placement(**placement),
             labels=labels,
             by_sequence=weight == "sequence",
             device=None if device == "model" else _device(device),

@@ -139,8 +139,6 @@ def linear_part(projection: Projection) -> Projection:
 
 def block_diagonal(projections: Sequence[Projection]) -> Projection:
     """Return the projection of concatenated features, with one diagonal block per projection."""
-    if len(projections) == 1:
-        return projections[0]
     left, right = (
         block_diag(*(getattr(p, factor) for p in projections)) for factor in ("left", "right")
     )

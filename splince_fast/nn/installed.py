@@ -254,7 +254,7 @@ def install(
         if at is not None:
             raise InputError("at= is for a single Projection; these erasers name their sites")
         pairs = list(erasers.items())
-    placement = Placement.of(side, feature_dim, output)
+    placement = Placement(side, feature_dim, output)
     tokens = spec.applied if tokens is None else tokens
     if isinstance(erasers, Erasers):
         if placement != Placement():

@@ -169,11 +169,9 @@ class Placement:
     output: int | str | None = None
     heads: int | None = None  # number of attention heads, each with its own eraser
 
-    @classmethod
-    def of(
-        cls, side: str, feature_dim: int, output: int | str | None, heads: int | None = None
-    ) -> Placement:
-        """Return the placement for arguments of :func:`collect`; raise InputError if invalid."""
+    def __post_init__(self) -> None:
+        """Raise InputError for invalid arguments of :func:`collect`."""
+        side, feature_dim, output, heads = self.side, self.feature_dim, self.output, self.heads
         if side not in ("input", "output"):
             raise InputError(f"side is {side!r}; it must be 'input' or 'output'")
         if not is_integer(feature_dim):
@@ -192,7 +190,6 @@ class Placement:
             )
         if heads is not None and feature_dim != -1:
             raise InputError("heads= splits the last axis; leave feature_dim at -1")
-        return cls(side, feature_dim, output, heads)
 
 
 def is_row_tensor(value: object) -> bool:
@@ -422,7 +419,7 @@ class CollectionSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CollectionSpec:
         """Return the specification with the values that :meth:`to_dict` returned."""
-        placement, skip_ids = Placement.of(**values["placement"]), map(int, values["skip_ids"])
+        placement, skip_ids = Placement(**values["placement"]), map(int, values["skip_ids"])
         return cls(**{**values, "placement": placement, "skip_ids": tuple(skip_ids)})
 
 
