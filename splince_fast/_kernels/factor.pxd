@@ -11,7 +11,7 @@ cdef enum:
     IDENTITY = 0
     CHOLESKY = 1
     EIGH = 2
-    LOW_RANK = 3
+    DIAGONAL = 3
     SPANNED = 4
 
 cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil
@@ -26,7 +26,7 @@ ctypedef void (*Step)(Factor, double*, int, double*) noexcept nogil
 
 cdef class Factor:
     # L = diag(scale) L0, with L0 triangular in `c`, or V diag(sqrt(values)) on the support.
-    cdef readonly int kind          # IDENTITY, CHOLESKY, EIGH, LOW_RANK or SPANNED
+    cdef readonly int kind          # IDENTITY, CHOLESKY, EIGH, DIAGONAL or SPANNED
     cdef readonly int width         # number of features, d
     cdef readonly int status        # STATUS_OK, or why the factorisation failed
     cdef readonly int constants     # number of constant features
@@ -46,9 +46,7 @@ cdef class Factor:
     cdef double* scale              # (d,): standard deviations; 1 for constant features
     cdef double* inverse            # (d,): memory of inverse_scale
     cdef double* inverse_root       # (d,): 1 / sqrt(eigenvalue); 0 off the support (eigh only)
-    cdef int columns                # number of columns of Q or B, in c (low rank, spanned)
-    cdef double* diagonal_scale     # (d,): 1 / sqrt(e) (low rank)
-    cdef double* column_scale       # (columns,): 1 / sqrt(1 + s^2) - 1 (low rank)
+    cdef int columns                # number of columns of B, in c (spanned)
     cdef int prepare_null_basis(self) except -1
     cdef object apply_to_rows(self, const double[:, ::1] columns, Step step)
 

@@ -36,19 +36,17 @@ class Factor:
     def admit(self, spans: NDArray[float64]) -> Factor: ...
 
 def identity(diagonal: NDArray[float64], per_weight: float) -> Factor: ...
+def diagonal(variances: NDArray[float64], floor: NDArray[float64]) -> Factor: ...
 def of_columns(
     columns: NDArray[float64],
     variances: NDArray[float64],
     floor: NDArray[float64],
-    diagonal_scale: NDArray[float64] | None = ...,
-    column_scale: NDArray[float64] | None = ...,
     *,
     smallest: float,
 ) -> Factor: ...
 def dense(
     scatter: NDArray[float64],
     floor: NDArray[float64],
-    memory: NDArray[float64],
     *,
     per_weight: float,
     ridge: float,

@@ -8,10 +8,9 @@ are above the rounding level. These eigenvectors span the support; the others sp
 A factor depends on S alone. `admit` returns a second factor, whose support also contains the noise
 directions that covary with labels.
 
-Two more kinds of factor store no d x d matrix. The first is for c equal to a diagonal matrix
-diag(e) plus a low-rank matrix: ``L0 = diag(sqrt(e)) (I + Q diag(sqrt(1 + s^2) - 1) Q^T)``, where Q
-has few orthonormal columns. The second is for S known only on the column space of B, with
-B^T S B = I: ``L^+ = B^T``, and a solution is optimal within this space (Rayleigh-Ritz).
+Two more kinds of factor store no d x d matrix. The first is for a diagonal S: L0 = I. The second is
+for S known only on the column space of B, with B^T S B = I: ``L^+ = B^T``, and a solution is optimal
+within this space (Rayleigh-Ritz).
 
 Constant features, with a standard deviation of at most the rounding level of the rows, have a row of
 zeros in L^+.
@@ -326,14 +325,6 @@ cdef int scratch_for(Factor f, int k) noexcept nogil:
     return (3 * f.width if f.kind == EIGH else f.columns) * k
 
 
-cdef void apply_low_rank(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    """Compute b += Q diag(column_scale) Q^T b: divide b by sqrt(1 + s_i^2) along column i of Q."""
-    cdef int d = f.width, r = f.columns
-    gemm(b"T", b"N", r, k, d, 1.0, f.c, d, b, d, 0.0, scratch, r)
-    scale_rows(f.column_scale, scratch, r, k)
-    gemm(b"N", b"N", d, k, r, 1.0, f.c, d, scratch, r, 1.0, b, d)
-
-
 cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
     """Compute b := L^+ b, in place, for b of shape (d, k)."""
     cdef int d = f.width, n, j
@@ -347,9 +338,7 @@ cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept n
             memcpy(b + <Py_ssize_t>j * d, scratch + <Py_ssize_t>j * n, sizeof(double) * n)
         return
     scale_rows(f.inverse, b, d, k)
-    if f.kind == LOW_RANK:
-        scale_rows(f.diagonal_scale, b, d, k)
-        apply_low_rank(f, b, k, scratch)
+    if f.kind == DIAGONAL:
         return
     if f.kind == CHOLESKY:
         cython_blas.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, f.c, &d, b, &d)
@@ -377,9 +366,7 @@ cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcep
             memcpy(scratch + <Py_ssize_t>j * n, b + <Py_ssize_t>j * d, sizeof(double) * n)
         gemm(b"N", b"N", d, k, n, 1.0, f.c, d, scratch, n, 0.0, b, d)
         return
-    if f.kind == LOW_RANK:
-        apply_low_rank(f, b, k, scratch)
-        scale_rows(f.diagonal_scale, b, d, k)
+    if f.kind == DIAGONAL:
         scale_rows(f.inverse, b, d, k)
         return
     if f.kind == CHOLESKY:
@@ -488,46 +475,39 @@ def identity(const double[::1] diagonal not None, double per_weight):
     return f
 
 
-def of_columns(double[:, ::1] columns not None, const double[::1] variances not None,
-               const double[::1] floor not None, double[::1] diagonal_scale=None,
-               double[::1] column_scale=None, *, double smallest):
-    """Return the factor of S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D.
+def diagonal(const double[::1] variances not None, const double[::1] floor not None):
+    """Return the factor of the diagonal matrix of `variances`, (d,); `floor` is as for `dense`."""
+    cdef int d = <int>variances.shape[0]
+    check_length(floor.shape[0], d, "floor")
+    cdef Factor f = new_factor(DIAGONAL, d, np.empty(1))
+    set_scale(f, &variances[0], 1, &floor[0], 1.0, 0.0)
+    return f
 
-    Without `diagonal_scale` and `column_scale`, return the factor of S on the column space of a
-    matrix B.
+
+def of_columns(double[:, ::1] columns not None, const double[::1] variances not None,
+               const double[::1] floor not None, *, double smallest):
+    """Return the factor of S on the column space of a matrix B with B^T S B = I.
 
     Parameters
     ----------
     columns : (r, d) float64
-        Q^T; or B^T with B^T S B = I and r <= d. The factor takes ownership of the memory of
-        `columns`, `diagonal_scale` and `column_scale`.
+        B^T, with r <= d. The factor takes ownership of its memory.
     variances : (d,) float64
-        D^2, the variances of the features.
+        Variances of the features.
     floor : (d,) float64
-        As for `dense`. Rows of Q are 0 for constant features.
-    diagonal_scale : (d,) float64 or None
-        1 / sqrt(e); None with B.
-    column_scale : (r,) float64 or None
-        1 / sqrt(1 + s^2) - 1; None with B.
+        As for `dense`.
     smallest : float
-        Smallest entry of e, or approximate smallest eigenvalue of the unit-diagonal S. It
-        determines the rounding level of whitened spans.
+        Approximate smallest eigenvalue of the unit-diagonal S. It determines the rounding level of
+        whitened spans.
     """
     cdef int d = <int>variances.shape[0], r = <int>columns.shape[0]
     check_length(columns.shape[1], d, "columns")
     check_length(floor.shape[0], d, "floor")
+    if r > d:
+        raise ValueError(f"columns has {r} rows for {d} features")
     flat = np.asarray(columns).reshape(-1)
-    cdef int kind = SPANNED if diagonal_scale is None else LOW_RANK
-    cdef Factor f = new_factor(kind, d, flat if r else np.empty(1))
+    cdef Factor f = new_factor(SPANNED, d, flat if r else np.empty(1))
     f.columns, f.smallest = r, smallest
-    if diagonal_scale is not None:
-        check_length(diagonal_scale.shape[0], d, "diagonal_scale")
-        check_length(-1 if column_scale is None else column_scale.shape[0], r, "column_scale")
-        f.diagonal_scale, f.column_scale = &diagonal_scale[0], &column_scale[0] if r else NULL
-        f.arrays = (f.arrays, np.asarray(diagonal_scale), np.asarray(column_scale))
-    elif r > d or column_scale is not None:
-        raise ValueError(f"columns has {r} rows for {d} features, or column_scale was passed "
-                         "without diagonal_scale")
     set_scale(f, &variances[0], 1, &floor[0], 1.0, 0.0)
     return f
 
@@ -535,7 +515,6 @@ def of_columns(double[:, ::1] columns not None, const double[::1] variances not 
 def dense(
     const double[::1, :] scatter not None,
     const double[::1] floor not None,
-    double[::1] memory not None,
     *,
     double per_weight,
     double ridge,
@@ -552,8 +531,6 @@ def dense(
         Scatter matrix, of which the lower triangle is read.
     floor : (d,) float64, non-negative
         A feature with a standard deviation of at most this value counts as constant.
-    memory : float64
-        At least d * d numbers, of which the factor takes ownership.
     per_weight, ridge : float
         Coefficients of S.
     max_rank : int
@@ -579,9 +556,7 @@ def dense(
         raise ValueError("scatter has shape (0, 0); a factor needs at least one feature")
     check_length(scatter.shape[1], d, "scatter")
     check_length(floor.shape[0], d, "floor")
-    if memory.shape[0] < <Py_ssize_t>d * d:
-        raise ValueError(f"memory has {memory.shape[0]} numbers; a factor needs {d} * {d}")
-    cdef Factor f = new_factor(CHOLESKY, d, memory)
+    cdef Factor f = new_factor(CHOLESKY, d, np.empty(<Py_ssize_t>d * d))
     f.tolerance = tolerance
     set_scale(f, &scatter[0, 0], d + 1, &floor[0], per_weight, ridge)
     # `estimate_smallest_eigenvalue` needs d^2 numbers to invert a small factor. For others LAPACK

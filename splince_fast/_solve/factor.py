@@ -4,7 +4,8 @@
 `identity`          L = I, for methods that do not whiten (SAL, mean projection)
 `dense`, cholesky   S has full rank at its rounding level
 `dense`, eigh       S is rank deficient, or the caller requests an eigendecomposition
-`of_columns`        S is diagonal, or known on the span of a few columns (`methods.refine`)
+`diagonal`          S is diagonal (``covariance_type="diag"``)
+`of_columns`        S is known on the span of a few columns (`methods.refine`)
 ==================  =======================================================================
 """
 
@@ -14,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import factor as kernels
-from splince_fast._kernels.factor import Factor
+from splince_fast._kernels.factor import Factor, diagonal
 from splince_fast._solve.messages import raise_numerical
 
 Float = NDArray[np.float64]
 
-__all__ = ["Factor", "dense", "identity"]
+__all__ = ["Factor", "dense", "diagonal", "identity"]
 
 
 def identity(squares: Float, weight: float) -> Factor:
@@ -47,7 +48,6 @@ def dense(
     factor = kernels.dense(
         scatter,
         floor,
-        np.empty(d * d),
         per_weight=(1.0 - intensity) / weight,
         ridge=ridge,
         max_rank=d if intensity else max_rank,

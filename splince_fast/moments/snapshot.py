@@ -15,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels.factor import of_columns
 from splince_fast._runtime.keywords import described_type
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
@@ -204,11 +203,7 @@ class DiagonalSnapshot(Snapshot):
             )
         variances = (1 - intensity) * self.variances + intensity * self.variances.mean()
         floor = tolerances.floor(self.variances, self.mean) if floor is None else floor
-        d = len(variances)
-        factor = of_columns(
-            np.empty((0, d)), variances, floor, np.ones(d), np.empty(0), smallest=1.0
-        )
-        return self._with_rounding(factor)
+        return self._with_rounding(factors.diagonal(variances, floor))
 
     def store_covariance(self, factor: Factor) -> None:
         """Do nothing, since `gram` uses the variances."""

@@ -38,10 +38,10 @@ def covariance() -> Array:
     return np.asfortranarray(rows.T @ rows)
 
 
-def dense(scatter: Array, floor: Array, memory: Array, **options: Any) -> factor.Factor:
+def dense(scatter: Array, floor: Array, **options: Any) -> factor.Factor:
     settings = {"per_weight": 1.0, "ridge": 0.0, "max_rank": D, "tolerance": 1e-14,
                 "force_eigh": False, "allow_eigh": True}  # fmt: skip
-    return factor.dense(scatter, floor, memory, **(settings | options))
+    return factor.dense(scatter, floor, **(settings | options))
 
 
 of_columns = partial(factor.of_columns, smallest=1.0)
@@ -52,11 +52,11 @@ def made(kind: str) -> factor.Factor:
     ones = np.ones(D)
     if kind == "identity":
         return factor.identity(ones, 1.0)
-    if kind == "low_rank":
-        return of_columns(numbers(2, D), ones, np.zeros(D), ones.copy(), np.zeros(2))
+    if kind == "diagonal":
+        return factor.diagonal(ones, np.zeros(D))
     if kind == "spanned":
         return of_columns(numbers(2, D), ones, np.zeros(D))
-    return dense(covariance(), np.zeros(D), np.empty(D * D), force_eigh=kind == "eigh")
+    return dense(covariance(), np.zeros(D), force_eigh=kind == "eigh")
 
 
 def remember(f: factor.Factor, scatter: Array) -> None:
@@ -65,7 +65,7 @@ def remember(f: factor.Factor, scatter: Array) -> None:
 
 def deficient() -> factor.Factor:
     rows = numbers(3, D)
-    return dense(np.asfortranarray(rows.T @ rows), np.zeros(D), np.empty(D * D))
+    return dense(np.asfortranarray(rows.T @ rows), np.zeros(D))
 
 
 def remembering() -> factor.Factor:
@@ -74,11 +74,11 @@ def remembering() -> factor.Factor:
     return f
 
 
-KINDS = ("identity", "cholesky", "eigh", "low_rank", "spanned")
+KINDS = ("identity", "cholesky", "eigh", "diagonal", "spanned")
 COLUMNS = {"columns": numbers(K, D)}
 FIGURES = {"variances": np.ones(D), "floor": np.zeros(D)}
 SQUARES = {"squares": 9.0 * np.eye(K), "reference": np.zeros(K)}
-FACTORED = {"scatter": covariance(), "floor": np.zeros(D), "memory": np.empty(D * D)}
+FACTORED = {"scatter": covariance(), "floor": np.zeros(D)}
 
 
 def free(*axes: tuple[str, int]) -> frozenset[tuple[str, int]]:
@@ -90,7 +90,7 @@ ENTRIES = {
         f"{name}-{kind}": Entry(getattr(made(kind), name), COLUMNS, free(("columns", 0)))
         for kind in KINDS
         for name in ("whiten", "solve", "unwhiten")
-        if name != "unwhiten" or kind not in ("low_rank", "spanned")
+        if name != "unwhiten" or kind not in ("diagonal", "spanned")
     },
     **{
         f"remember-{kind}": Entry(partial(remember, made(kind)), {"scatter": covariance()})
@@ -105,9 +105,7 @@ ENTRIES = {
         for kind in KINDS
     },
     **{
-        f"dense-{force}": Entry(
-            partial(dense, force_eigh=force), FACTORED, written=frozenset({"memory"})
-        )
+        f"dense-{force}": Entry(partial(dense, force_eigh=force), FACTORED)
         for force in (False, True)
     },
     "gram": Entry(remembering().gram, COLUMNS, free(("columns", 0))),
@@ -119,11 +117,7 @@ ENTRIES = {
         partial(factor.norm_and_offset, variance=1.0),
         {"left": numbers(K, D), "right": numbers(K, D), "mean": np.ones(D)},
     ),
-    "low_rank": Entry(
-        of_columns,
-        COLUMNS | {"diagonal_scale": np.ones(D), "column_scale": np.zeros(K)} | FIGURES,
-        written=frozenset({"columns", "diagonal_scale", "column_scale"}),
-    ),
+    "diagonal": Entry(factor.diagonal, FIGURES),
     "spanned": Entry(
         of_columns,
         {"columns": numbers(D, D)} | FIGURES,
@@ -239,7 +233,7 @@ def test_a_factor_of_another_kind_of_object_is_refused() -> None:
 
 def test_a_covariance_of_no_feature_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one feature"):
-        dense(np.empty((0, 0), order="F"), np.empty(0), np.empty(0))
+        dense(np.empty((0, 0), order="F"), np.empty(0))
 
 
 @pytest.mark.parametrize("k", [1, 2])

@@ -83,9 +83,7 @@ def factored(p: Problem, **options: Any) -> kernel.Factor:
         "allow_eigh": True,
     }
     floor = 64 * EPS * np.abs(options.pop("mean", np.zeros(p.d)))
-    return kernel.dense(
-        np.asfortranarray(p.s), floor, np.full(p.d**2, np.nan), **(defaults | options)
-    )
+    return kernel.dense(np.asfortranarray(p.s), floor, **(defaults | options))
 
 
 def solved(p: Problem, whitened: bool = True, **options: Any) -> dict[str, Any]:
