@@ -154,7 +154,7 @@ def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
         column = rows.labels.get(name, [None] * len(rows))
         labelled = np.array([value is not None for value in column])
         if not labelled.any():
-            assert moments._variable(name).n_rows == 0
+            assert moments._flushed().variable(name).n_rows == 0
         elif _is_continuous(column):
             _check_continuous(moments, name, column, labelled, rows, past, size)
         else:
@@ -202,7 +202,7 @@ def _check_continuous(
     truth = (w[:, None] * centred_x).T @ centred_z / weight
     slack = 32 * n * U64 * np.outer(size, seen) * total / float(weight)
     assert (np.abs(moments.cross_covariance(name, ddof=0) - truth) <= slack).all(), name
-    assert moments._variable(name).n_rows == labelled.sum()
+    assert moments._flushed().variable(name).n_rows == labelled.sum()
 
 
 def summed(states: Iterable[Moments]) -> Moments:

@@ -45,7 +45,7 @@ from splince_fast.moments.sampled import SampledAccumulator, with_subsample
 from splince_fast.moments.snapshot import Factored, Snapshot, snapshot_of
 from splince_fast.moments.state import State
 from splince_fast.moments.stream import accumulate
-from splince_fast.moments.variable import Variable, check_ddof
+from splince_fast.moments.variable import check_ddof
 
 T = TypeVar("T")
 Float = NDArray[np.float64]
@@ -635,11 +635,6 @@ class Moments:
         """Return the state of x, after buffered rows are merged into the sums."""
         with self._lock:
             return self._flushed().nonempty_state()
-
-    def _variable(self, name: VariableName) -> Variable:
-        """Return the sums of one variable, after buffered rows are merged into them."""
-        with self._lock:
-            return self._flushed().variable(name)
 
     def factored(self, shrinkage: float | str | None = None, *, solver: str = "auto") -> Factored:
         """Return an immutable snapshot with Cov(x) factored, for several erasers.

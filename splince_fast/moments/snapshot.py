@@ -320,7 +320,7 @@ class Factored:
         self.n_features, self.feature_names = len(self.mean), snapshot.feature_names
         self.row_eps = snapshot.row_eps
         self.shrinkage = snapshot.intensity(options)
-        self._requested, self._solver = options.shrinkage, options.solver
+        self._requested = options.shrinkage
         self.factor = snapshot.factored(options, self.shrinkage)
         snapshot.store_covariance(self.factor)
         self.sample, self.is_diagonal = snapshot.sample, snapshot.is_diagonal
