@@ -19,7 +19,7 @@ pq.write_table(pa.table(people), "people.parquet", row_group_size=2000)
 END
 
 splince-fast fit people.parquet --embedding embedding --erase man --keep artist \
-    --min-scale 1e-6 --checkpoint run.moments -o gender.safetensors
+    --checkpoint run.moments -o gender.safetensors
 splince-fast apply gender.safetensors people.parquet --embedding embedding -o clean.parquet
 splince-fast inspect gender.safetensors
 echo "written: $PWD/clean.parquet"

@@ -56,7 +56,13 @@ cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* 
 cdef int orthonormalise(int d, int r, double* a, double* tau, double* work,
                         int lwork) noexcept nogil:
     """Replace a, (d, r) with r <= d, by an orthonormal basis of its column space."""
-    cdef int info = 0
+    cdef int info = 0, one = 1, i
+    cdef double norm
+    if r == 1:  # exact in every entry; a reflector loses those below the rounding of the largest
+        norm = cython_blas.dnrm2(&d, a, &one)
+        for i in range(d):
+            a[i] /= norm
+        return STATUS_OK
     cython_lapack.dgeqrf(&d, &r, a, &d, tau, work, &lwork, &info)
     cython_lapack.dorgqr(&d, &r, &r, a, &d, tau, work, &lwork, &info)
     return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK

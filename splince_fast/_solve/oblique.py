@@ -103,7 +103,9 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     )
     null_basis = None
     if whitened and options.null_space == "drop":
-        unit_vectors = np.eye(d)[factor.inverse_scale == 0.0]
+        constant = np.flatnonzero(factor.inverse_scale == 0.0)
+        unit_vectors = np.zeros((len(constant), d))
+        unit_vectors[np.arange(len(constant)), constant] = 1.0
         null_basis = np.concatenate([unit_vectors, factor.null_basis.T])
     off_support = None
     if factor.n_null:

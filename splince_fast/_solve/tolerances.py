@@ -59,10 +59,17 @@ MIN_SCALE = 1e-26
 NOISE_FRACTION = 1e-7
 
 
-def floor(variances: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+def floor(
+    variances: NDArray[np.float64], mean: NDArray[np.float64], row_eps: float
+) -> NDArray[np.float64]:
     """Return the largest standard deviations of features that count as constant, (d,)."""
+    # A feature of float32 rows that varies by the rounding `row_eps` of its mean is no constant if
+    # all features are such: the rows have no others.
     rms = (float(variances.sum()) / len(variances)) ** 0.5
-    return np.asarray(np.maximum(CONSTANT * np.abs(mean), MIN_SCALE * rms))
+    rounding = max(CONSTANT, row_eps) * np.abs(mean)
+    if (variances <= rounding**2).all():
+        rounding = CONSTANT * np.abs(mean)
+    return np.asarray(np.maximum(rounding, MIN_SCALE * rms))
 
 
 def eigenvalue(d: int, roundoff: float) -> float:

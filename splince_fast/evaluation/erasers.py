@@ -206,7 +206,8 @@ def _fit_transformer(spec: object, data: FitData) -> RowMap:
     # Copies: estimators may overwrite their arguments, as do those of scikit-learn with
     # ``copy_X=False``.
     model.fit(*copy.deepcopy((rows, task)), **copy.deepcopy(arguments))
-    rank = getattr(getattr(model, "projection_", None), "rank", None)
+    projection = getattr(model, "projection_", None)
+    rank = projection.rank if isinstance(projection, Projection) else None
     return RowMap(lambda rows, labels: model.transform(rows), rank=rank)
 
 

@@ -121,9 +121,8 @@ class MethodCall(NamedTuple):
             return self
         return self._replace(options=replace(self.options, shrinkage=shrinkage))
 
-    def solve(self, stats: Statistics, factor: Factor | None = None) -> Solved:
+    def solve(self, stats: Statistics) -> Solved:
         """Compute the eraser, without report or warnings."""
-        # With `factor`, the options must not request shrinkage.
         options, whitened = self.options, self.whitened
         if self.classes_only:
             _check_classes(stats, self.erase)
@@ -134,7 +133,7 @@ class MethodCall(NamedTuple):
             factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
         elif not whitened:
             factor = stats.identity()
-        elif factor is None:
+        else:
             factor = stats.factored(options, shrinkage)
         solution = oblique(factor, span_z.rows, span_y.rows, options)
         if whitened and solution.rank_covariance < len(stats.mean):
@@ -155,6 +154,8 @@ class MethodCall(NamedTuple):
     ) -> Projection:
         """Return the eraser with its report; warnings are issued and included in the report."""
         # `complete` is applied to the report when the report is first read.
+        if self.refinement is not None and isinstance(moments, Moments):
+            moments = moments._merged_copy()  # the passes over a source hold no lock
         with moments._statistics() as stats:
             try:
                 solved = self.solve(stats)
@@ -275,8 +276,10 @@ class MethodCall(NamedTuple):
             # The caller chose explicit directions, and needs no warning if they are off the
             # support. The first coordinates of the whitened spans are the admitted directions.
             directions = solved.span_y.names == ["directions"]
-            squares = solution.whitened[: len(solved.span_z.rows) if directions else None] ** 2
-            if squares[:, : solution.admitted].sum() > NOISE_FRACTION * squares.sum():
+            erased_rows = solved.span_z.rows
+            squares = solution.whitened[: len(erased_rows) if directions else None] ** 2
+            is_large = squares[:, : solution.admitted].sum() > NOISE_FRACTION * squares.sum()
+            if is_large and not (directions and not solved.factor.admit(erased_rows).admitted):
                 text = (
                     f"x varies by less than its rounding level in {solution.admitted} direction(s) "
                     "that covary with the labels; their variance was set to that level. The "

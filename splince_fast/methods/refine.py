@@ -212,7 +212,7 @@ class Refinement:
         if options.shrinkage:
             raise InputError("refine= does not shrink the covariance; leave shrinkage= out")
         reader = ExtraPasses(self.source, stats, self.passes)
-        floor = tolerances.floor(stats.variances, stats.mean)
+        floor = tolerances.floor(stats.variances, stats.mean, stats.row_eps)
         first = stats.factored(options, 0.0, floor)
         varies, k = first.inverse_scale > 0, len(span_z) + len(span_y)
         spans = np.where(varies, np.concatenate([span_z, span_y]), 0.0)

@@ -447,7 +447,8 @@ class Moments:
     @property
     def n_rows(self) -> int:
         """Number of rows, without rows of weight 0."""
-        return self._accumulator.n_rows
+        with self._lock:
+            return self._accumulator.n_rows
 
     @property
     def n_features(self) -> int | None:
@@ -581,7 +582,8 @@ class Moments:
     @property
     def variables(self) -> dict[VariableName, str]:
         """Kind of each variable: "classes" or "continuous"."""
-        return {name: variable.kind for name, variable in self._accumulator.variables.items()}
+        with self._lock:
+            return {name: v.kind for name, v in self._accumulator.variables.items()}
 
     @property
     def by_class(self) -> dict[ClassName | None, Moments]:
@@ -619,7 +621,8 @@ class Moments:
     @property
     def nbytes(self) -> int:
         """Bytes of the state and of the work memory."""
-        return self._accumulator.nbytes
+        with self._lock:
+            return self._accumulator.nbytes
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
@@ -684,9 +687,9 @@ class Moments:
     def __repr__(self) -> str:
         if self.n_features is None:
             return "Moments(empty)"
-        variables = ", ".join(
-            f"{n!r}: {text}" for n, text in self._accumulator.descriptions().items()
-        )
+        with self._lock:
+            texts = self._accumulator.descriptions()
+        variables = ", ".join(f"{name!r}: {text}" for name, text in texts.items())
         return (
             f"Moments({self.n_rows:,} rows, {self.n_features} features, {{{variables}}}, "
             f"{self.nbytes / 2**20:.1f} MiB)"
@@ -834,12 +837,14 @@ class Folds(Sequence[Moments]):
     @property
     def total(self) -> Moments:
         """Moments of all rows, as a new object."""
-        return Moments._sum_of(self._folds)
+        with self._folds[0]._lock:
+            return Moments._sum_of(self._folds)
 
     @property
     def n_rows(self) -> int:
         """Number of rows of all folds."""
-        return sum(fold._accumulator.n_rows for fold in self._folds)
+        with self._folds[0]._lock:
+            return sum(fold.n_rows for fold in self._folds)
 
     @property
     def n_features(self) -> int | None:
@@ -932,20 +937,20 @@ class Folds(Sequence[Moments]):
         InputError, NonFiniteError, LabelError
             The input is invalid; the folds are unchanged.
         """
-        # Validate all rows before any fold changes.
-        batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
-        try:
-            batch.rows.check()
-        except NonFiniteError as error:
-            name_columns(error, batch.feature_names)
-            raise
-        fold_of = self._fold_of_rows(batch, batch.n)
-        encoded = {name: v for name, v in batch.encoded.items() if name != self._groups}
-        for fold in self._folds:
-            variables = fold._accumulator.variables
-            for name in encoded.keys() & variables.keys():
-                check_column(variables[name], encoded[name], name)
         with self._folds[0]._lock, Deferred():
+            # Validate all rows before any fold changes.
+            batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
+            try:
+                batch.rows.check()
+            except NonFiniteError as error:
+                name_columns(error, batch.feature_names)
+                raise
+            fold_of = self._fold_of_rows(batch, batch.n)
+            encoded = {name: v for name, v in batch.encoded.items() if name != self._groups}
+            for fold in self._folds:
+                variables = fold._accumulator.variables
+                for name in encoded.keys() & variables.keys():
+                    check_column(variables[name], encoded[name], name)
             for i, fold in enumerate(self._folds):
                 if len(index := np.flatnonzero(fold_of == i)):
                     fold._accumulator.update(
@@ -959,6 +964,10 @@ class Folds(Sequence[Moments]):
             self._position += batch.n_input_rows
             name_features(self, batch.feature_names)
         return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._folds = self._with_one_lock(self._folds)
 
     @staticmethod
     def _with_one_lock(folds: Iterable[Moments]) -> tuple[Moments, ...]:

@@ -126,6 +126,9 @@ class Snapshot:
         state = self._state
         return self._with_rounding(factors.identity(state.second.diagonal(), state.weight))
 
+    def _floor(self) -> Float:
+        return tolerances.floor(self.variances, self.mean, self.row_eps)
+
     def factored(self, options: Options, intensity: float, floor: Float | None = None) -> Factor:
         """Return the factor of Cov(x), shrunk with weight `intensity` of the isotropic target."""
         # `floor`, (d,), replaces `tolerances.floor`.
@@ -133,7 +136,7 @@ class Snapshot:
         factor = factors.dense(
             scatter,
             weight,
-            tolerances.floor(self.variances, self.mean) if floor is None else floor,
+            self._floor() if floor is None else floor,
             max_rank=n_rows - 1,
             tolerance=tolerances.eigenvalue(len(self.mean), roundoff),
             intensity=intensity,
@@ -202,7 +205,7 @@ class DiagonalSnapshot(Snapshot):
                 "covariance_type='diag' do not store; leave solver at 'auto'"
             )
         variances = (1 - intensity) * self.variances + intensity * self.variances.mean()
-        floor = tolerances.floor(self.variances, self.mean) if floor is None else floor
+        floor = self._floor() if floor is None else floor
         return self._with_rounding(factors.diagonal(variances, floor))
 
     def store_covariance(self, factor: Factor) -> None:

@@ -139,9 +139,10 @@ def linear_part(projection: Projection) -> Projection:
 
 def block_diagonal(projections: Sequence[Projection]) -> Projection:
     """Return the projection of concatenated features, with one diagonal block per projection."""
-    left, right = (
-        block_diag(*(getattr(p, factor) for p in projections)) for factor in ("left", "right")
-    )
+    if len(projections) == 1:
+        return projections[0]
+    left = block_diag(*(p.left for p in projections))
+    right = block_diag(*(p.right for p in projections))
     mean = np.concatenate([p.mean for p in projections])
     return Projection(left, right, mean, method=projections[0].method)
 

@@ -6,8 +6,8 @@ import copy
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Self
 
 import torch
@@ -28,8 +28,7 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 # Names of the input of a module that receives its input by keyword, in order of preference.
 _INPUT_KEYWORDS = ("hidden_states", "input", "x")
-# In a pattern, brackets with numbers of several digits would select other names.
-_NUMBERS = re.compile(r"\[[^\]]*(\d\d-|-\d\d)")
+_WILDCARDS = {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
 
 
 # -- modules -------------------------------------------------------------------------------
@@ -95,16 +94,9 @@ def _matching(modules: Mapping[str, Module], clean: Mapping[str, str], site: obj
             "model, or its dotted name"
         )
     elif isinstance(site, str):
-        if _NUMBERS.search(site):
-            raise SiteError(
-                f"{site!r} is no pattern: brackets stand for one character, as in '[2-5]'; pass "
-                "numbers of several digits as a list of names"
-            )
-        parts = site.split(".")
-        matches = [name for name in modules if _matches(parts, name.split("."))]
-        matches = matches or [
-            new for name, new in clean.items() if _matches(parts, name.split("."))
-        ]
+        pattern = _pattern(site)
+        matches = [name for name in modules if pattern.fullmatch(name)]
+        matches = matches or [new for name, new in clean.items() if pattern.fullmatch(name)]
         error = (
             f"no module of this model has the name or pattern {site!r}; model.named_modules() has "
             "all names"
@@ -117,14 +109,19 @@ def _matching(modules: Mapping[str, Module], clean: Mapping[str, str], site: obj
     return matches
 
 
-def _matches(pattern: list[str], parts: list[str]) -> bool:
-    """Return whether the parts of a name match those of a pattern; ``**`` is any number of them."""
-    if not pattern:
-        return not parts
-    first, rest = pattern[0], pattern[1:]
-    if first == "**":
-        return any(_matches(rest, parts[i:]) for i in range(0 if rest else 1, len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], first) and _matches(rest, parts[1:])
+def _pattern(site: str) -> re.Pattern[str]:
+    """Compile a pattern of names; only ``**`` matches beyond one part of a name."""
+    pieces = re.split(r"(\*\*\.?|\*|\?|\[[^\]]*\])", site)
+    pieces[::2] = map(re.escape, pieces[::2])
+    pieces[1::2] = [_WILDCARDS.get(piece, piece.replace("[!", "[^")) for piece in pieces[1::2]]
+    has_numbers = re.search(r"\[[^\]]*(\d\d-|-\d\d)", site)  # would select other names
+    with suppress(re.error):
+        if not has_numbers:
+            return re.compile("".join(pieces))
+    raise SiteError(
+        f"{site!r} is no pattern: brackets stand for one character, as in '[2-5]'; pass numbers of "
+        "several digits as a list of names"
+    )
 
 
 def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> None:

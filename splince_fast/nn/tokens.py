@@ -234,8 +234,10 @@ def _selected(
     attended = mask != 0
     if mask.ndim > 2:  # (B, queries, keys) or (B, heads, queries, keys)
         mask = mask[:, 0] if mask.ndim == 4 else mask
-        # Floats are added to attention scores, so that 0 marks an attended key.
-        attended = (mask == 0 if mask.is_floating_point() else mask != 0).any(1)
+        # Floats are added to attention scores, so that 0 marks an attended key, unless some are
+        # positive: a mask of zeros and ones. The test stays on the device.
+        added = ((mask == 0) & ~(mask > 0).any()) | (mask > 0)
+        attended = (added if mask.is_floating_point() else mask != 0).any(1)
     # A mask may have no entries for cached tokens, or for those outside of a window. The mask of a
     # static cache also has entries for later tokens.
     latest = n_keys - length

@@ -5,6 +5,7 @@ Modules: `methods.refine`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,25 @@ def distortion(eraser: sf.Projection, S: Float) -> float:
 METHODS: list[tuple[Any, dict[str, Any]]] = [
     (sf.leace, {"erase": "z"}), (sf.splince, {"erase": "z", "keep": "y"}),
 ]  # fmt: skip
+
+
+def test_a_source_may_read_the_moments_that_its_passes_refine() -> None:
+    """Blocks are read in another thread, which needs the lock of the moments."""
+    X, labels = rows()
+    moments = sf.Moments(covariance_type="diag").update(X, labels)
+
+    class Reading:
+        def __iter__(self) -> Iterator[Any]:
+            yield X + 0.0 * moments.mean, labels
+
+    found: list[sf.Projection] = []
+    thread = threading.Thread(
+        target=lambda: found.append(sf.leace(moments, erase="z", refine=Reading())), daemon=True
+    )
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert found[0].rank == 2
 
 
 @pytest.mark.parametrize(("method", "what"), METHODS)

@@ -99,6 +99,16 @@ def test_constraints_hold_in_any_units_or_are_refused(method: Any, count: int) -
     assert outcomes["held"] > 0.5 * count
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-9])
+def test_a_kept_direction_keeps_its_entries_in_any_units(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    z, units = rng.integers(0, 2, 500), np.array([1 / scale, scale])
+    x = (rng.normal(size=(500, 2)) + np.outer(z, [1.0, 0.5])) * units
+    eraser = sf.splince(sf.Moments().update(x, {"z": z}), erase="z", keep=np.ones((2, 1)))
+    # Each entry to the rounding of a projection of norm 1e9 at most, in units of the feature.
+    assert eraser.matrix() @ np.ones(2) == pytest.approx(np.ones(2), rel=1e-6)
+
+
 def test_control_labels_that_are_not_kept_change() -> None:
     p = problem(0)
     moments = p.moments(p.x)

@@ -95,10 +95,20 @@ def test_names_that_named_modules_prints_are_accepted() -> None:
                 assert list(sites.find(model, name).values()) == [module]
 
 
+@pytest.mark.parametrize("pattern", ["**proj", "blocks.0**", "**.q_proj", "*.[!1].?_proj"])
+def test_two_stars_cross_dots(pattern: str) -> None:
+    block = torch.nn.Sequential()
+    block.add_module("q_proj", torch.nn.Linear(4, 4))
+    model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([block])})
+    assert "blocks.0.q_proj" in sites.find(model, pattern)
+    with pytest.raises(snn.SiteError, match="no module"):
+        sites.find(model, "*proj")
+
+
 def test_brackets_hold_characters_not_numbers() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)))
     assert list(sites.find(model, "[2-4]")) == ["2", "3", "4"]
-    for pattern in ("[5-10]", "[10-11]"):
+    for pattern in ("[5-10]", "[10-11]", "[z-a]"):
         with pytest.raises(snn.SiteError, match="brackets stand for one character"):
             sites.find(model, pattern)
 

@@ -67,7 +67,7 @@ def test_program_fairness_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_program_parquet_runs(tmp_path: Path, pq: Any) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["sh", str(EXAMPLES / "pq.sh"), str(tmp_path)]
+    command = ["sh", str(EXAMPLES / "parquet.sh"), str(tmp_path)]
     run = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     before, after = (pq.read_table(tmp_path / f"{n}.parquet") for n in ("people", "clean"))

@@ -81,13 +81,13 @@ def test_no_feature_of_the_promised_units_counts_as_constant(seed: int) -> None:
     x, _, _ = rows(n=100, seed=seed)
     scale = 10.0 ** np.random.default_rng(seed).uniform(-12, 12, size=8)
     x *= scale
-    assert (x.std(axis=0) > tolerances.floor(x.var(axis=0), x.mean(axis=0))).all()
+    assert (x.std(axis=0) > tolerances.floor(x.var(axis=0), x.mean(axis=0), 0.0)).all()
 
 
 def test_thresholds_of_constant_features() -> None:
     variances, mean = np.array([1.0, 1e-53, 4.0]), np.array([0.0, 0.0, 1e13])
     for factor, constant in ((1.0, [1]), (10.0, [1, 2])):  # 64 eps times 1e13 is 0.14
-        floor = tolerances.floor(variances, factor * mean * 2)
+        floor = tolerances.floor(variances, factor * mean * 2, 0.0)
         assert np.flatnonzero(variances**0.5 <= floor).tolist() == constant
 
 
@@ -199,3 +199,19 @@ def test_sentence_embeddings_bear_rounding_or_name_the_feature(
     assert moved(np.float32, robust) < 1e-4
     assert moved(np.float16, robust) < 1e-2
     assert moved(np.float16, eraser) > 1e-2  # the control: hence the warning
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_of_a_float32_feature_brings_no_concept_back(dtype: Any) -> None:
+    """A feature that varies by one unit in the last place is not read from float32 rows."""
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(5000, 64)).astype(dtype), rng.integers(0, 2, 5000)
+    x[:, 0] += z
+    x[:, 5] = 1000 + np.spacing(np.float32(1000)) * rng.integers(0, 3, 5000)
+    eraser = sf.leace(sf.Moments().update(x, {"z": z}), erase="z")
+    assert (eraser.right[5] == 0).all() == (dtype is np.float32)
+    erased = eraser(x.astype(dtype)).astype(np.float64)
+    assert sf.concept_strength(sf.Moments().update(erased, {"z": z}), "z").r2 < 0.01
+    if dtype is np.float64:  # the control: the eraser that reads it fails on float32 rows
+        rounded = eraser(x.astype(np.float32)).astype(np.float64)
+        assert sf.concept_strength(sf.Moments().update(rounded, {"z": z}), "z").r2 > 0.1
