@@ -122,7 +122,8 @@ _SMOLLM = "SmolLM2-135M-Instruct, last token"
 
 def quantised_bios() -> Dataset:
     """Read the stand-in for Bias in Bios of this folder, with 8 bits per value."""
-    arrays = np.load(Path(__file__).parent / "bios.npz", allow_pickle=False)
+    with np.load(Path(__file__).parent / "bios.npz", allow_pickle=False) as file:
+        arrays = dict(file)
     X = arrays["centre"] + arrays["step"] * arrays["codes"].astype(np.float32)
     return _bug("bug_profession_gender (8 bit)", X, arrays["y"], arrays["z"])
 
