@@ -19,8 +19,7 @@ from sklearn.pipeline import Pipeline
 import splince_fast as sf
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
-with np.load(Path(__file__).parents[1] / "reproduction" / "bios.npz") as file:
-    data = dict(file)
+data = dict(np.load(Path(__file__).parents[1] / "reproduction" / "bios.npz"))
 rows = data["centre"] + data["step"] * data["codes"].astype(np.float32)
 X = pd.DataFrame(rows).add_prefix("x").loc[:, lambda x: x.std() > 1e-6]
 labels = pd.DataFrame({"man": data["z"] == 1, "artist": data["y"] == 1})

@@ -58,7 +58,7 @@ cdef int orthonormalise(int d, int r, double* a, double* tau, double* work,
     """Replace a, (d, r) with r <= d, by an orthonormal basis of its column space."""
     cdef int info = 0, one = 1, i
     cdef double norm
-    if r == 1:  # exact in every entry; a reflector loses those below the rounding of the largest
+    if r == 1:  # a reflector would lose entries below the rounding error of the largest one
         norm = cython_blas.dnrm2(&d, a, &one)
         for i in range(d):
             a[i] /= norm

@@ -63,8 +63,8 @@ def floor(
     variances: NDArray[np.float64], mean: NDArray[np.float64], row_eps: float
 ) -> NDArray[np.float64]:
     """Return the largest standard deviations of features that count as constant, (d,)."""
-    # A feature of float32 rows that varies by the rounding `row_eps` of its mean is no constant if
-    # all features are such: the rows have no others.
+    # Features that vary by at most the rounding of the rows count as constant, unless all features
+    # do. `row_eps` is the machine epsilon of the rows, 0 for float64.
     rms = (float(variances.sum()) / len(variances)) ** 0.5
     rounding = max(CONSTANT, row_eps) * np.abs(mean)
     if (variances <= rounding**2).all():

@@ -196,7 +196,7 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
     parts = list(folds)
     with ExitStack() as locks:
         statistics = {}
-        for part in sorted(parts, key=lambda part: id(part._lock)):  # one order in all threads
+        for part in sorted(parts, key=lambda part: id(part._lock)):  # avoids a deadlock
             statistics[id(part)] = locks.enter_context(part._statistics())
         tests = [statistics[id(part)] for part in parts]
         # Sums of the other folds avoid the cancellation of total - part.

@@ -155,7 +155,7 @@ class MethodCall(NamedTuple):
         """Return the eraser with its report; warnings are issued and included in the report."""
         # `complete` is applied to the report when the report is first read.
         if self.refinement is not None and isinstance(moments, Moments):
-            moments = moments._merged_copy()  # the passes over a source hold no lock
+            moments = moments._merged_copy()  # extra passes over the rows hold no lock
         with moments._statistics() as stats:
             try:
                 solved = self.solve(stats)
@@ -279,7 +279,7 @@ class MethodCall(NamedTuple):
             erased_rows = solved.span_z.rows
             squares = solution.whitened[: len(erased_rows) if directions else None] ** 2
             is_large = squares[:, : solution.admitted].sum() > NOISE_FRACTION * squares.sum()
-            if is_large and not (directions and not solved.factor.admit(erased_rows).admitted):
+            if is_large and (not directions or solved.factor.admit(erased_rows).admitted):
                 text = (
                     f"x varies by less than its rounding level in {solution.admitted} direction(s) "
                     "that covary with the labels; their variance was set to that level. The "

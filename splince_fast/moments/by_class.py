@@ -33,8 +33,9 @@ class ClassAccumulator(Accumulator):
         self.parts: dict[ClassName | None, Accumulator] = {}
 
     def _set_parts(self, parts: dict[ClassName | None, Accumulator]) -> None:
-        """Replace the parts; until they are merged, a variable of the total is that of one part."""
-        # Its kind is right, but its classes and sums may be incomplete.
+        """Set the parts, and the variables of the total until the total is computed."""
+        # A variable of one part stands for that of the total: its kind is right, but its classes
+        # and sums may be incomplete.
         self.parts = parts
         self.variables = {name: v for part in parts.values() for name, v in part.variables.items()}
 

@@ -340,7 +340,7 @@ class Moments:
         """Add the other moments to this object, in place."""
         self._check_compatible(other)
         part = other.copy() if other is self else other
-        first, second = sorted((self._lock, part._lock), key=id)  # one order in all threads
+        first, second = sorted((self._lock, part._lock), key=id)  # avoids a deadlock
         with first, second, Deferred():
             self._flushed().add(part._flushed())
         return self
@@ -540,8 +540,7 @@ class Moments:
             The weight sum of the labelled rows is not above `ddof`.
         """
         with self._lock:
-            accumulator = self._flushed()
-            return accumulator.variable(name).cross_covariance(ddof, name)
+            return self._flushed().variable(name).cross_covariance(ddof, name)
 
     def classes(self, name: VariableName) -> tuple[ClassName, ...]:
         """Return the class names of a class-coded variable, in the order of its columns.
@@ -557,8 +556,7 @@ class Moments:
             There is no such variable, or it is continuous.
         """
         with self._lock:
-            accumulator = self._flushed()
-            return tuple(accumulator.variable(name).class_names(name))
+            return tuple(self._flushed().variable(name).class_names(name))
 
     def class_counts(self, name: VariableName) -> dict[ClassName, int]:
         """Return the number of rows of each class of a class-coded variable.
@@ -574,8 +572,7 @@ class Moments:
             There is no such variable, or it is continuous.
         """
         with self._lock:
-            accumulator = self._flushed()
-            variable = accumulator.variable(name)
+            variable = self._flushed().variable(name)
             names = variable.class_names(name)
             return dict(zip(names, map(int, variable.tensors()["rows"]), strict=True))
 

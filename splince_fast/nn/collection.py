@@ -531,8 +531,8 @@ def collect(
     model : torch.nn.Module
         The model; installed erasers stay active. Compiled models run eagerly.
     batches : iterable
-        Mappings of arguments (others than those of the model's forward method are left out), pairs
-        (inputs, labels), tuples of positional arguments, or single arguments.
+        Mappings of arguments (without those that the model's forward method lacks), pairs (inputs,
+        labels), tuples of positional arguments, or single arguments.
     at : str, Module, or a list of them
         Sites: dotted names, patterns (see :func:`install`), or modules.
     labels : str, list of str, or function

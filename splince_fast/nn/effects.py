@@ -90,7 +90,7 @@ def effect(
         the cross-entropy of the next attended token in nats, of models that generate text from
         ``input_ids``; "perplexity" is its exponential. At each site "change" is the sum of |after -
         before|^2 over that of |before - mean|^2; "accuracy" (classes) or "R2" (quantities) of a
-        probe is NaN with a reason if it cannot be fitted, and `chance` that of a constant.
+        probe is NaN with a reason if it cannot be fitted; `chance` is that of a constant.
 
     Raises
     ------

@@ -77,7 +77,7 @@ class Selection:
         if mask is None:
             return None
         token_shape = tuple(mask.shape)
-        # An export with a variable batch must not compare other sizes before the equal ones.
+        # Equal sizes come first: comparing other sizes would fix the batch size of an export.
         if token_shape == shape:
             return None if self.all_selected else _on_device_of(x, mask)
         if len(shape) == 1 and shape[0] == mask.numel():
@@ -231,13 +231,14 @@ def _selected(
             f"attention_mask has length {n_keys} for {length} tokens; pass one entry "
             "per token, cached tokens included"
         )
+    mask = mask[:, 0] if mask.ndim == 4 else mask  # (B, heads, queries, keys)
     attended = mask != 0
-    if mask.ndim > 2:  # (B, queries, keys) or (B, heads, queries, keys)
-        mask = mask[:, 0] if mask.ndim == 4 else mask
-        # Floats are added to attention scores, so that 0 marks an attended key, unless some are
-        # positive: a mask of zeros and ones. The test stays on the device.
-        added = ((mask == 0) & ~(mask > 0).any()) | (mask > 0)
-        attended = (added if mask.is_floating_point() else mask != 0).any(1)
+    if mask.ndim > 2:  # (B, queries, keys)
+        if mask.is_floating_point():
+            # Floats are added to attention scores, so that 0 marks an attended key, unless some are
+            # positive: a mask of zeros and ones. The test stays on the device.
+            attended = (mask > 0) | (~attended & ~(mask > 0).any())
+        attended = attended.any(1)
     # A mask may have no entries for cached tokens, or for those outside of a window. The mask of a
     # static cache also has entries for later tokens.
     latest = n_keys - length
