@@ -57,7 +57,7 @@ labels = {"z": np.arange(1200) % 3, "y": X[:, 0].astype(np.float64)}
 path = os.path.join(folder, "state")
 
 def accumulate():
-    source = sources.from_arrays(X, labels, block_rows=37)
+    source = sources.from_arrays(X, labels, block_rows=16)  # 75 checkpoints
     Moments.from_blocks(source, checkpoint=path, checkpoint_seconds=0, block_rows=100)
 
 def started():
