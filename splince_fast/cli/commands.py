@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from splince_fast._runtime.version import library_version
-from splince_fast.cli import apply, compare, demo, doctor, fit, inspect
-from splince_fast.cli.messages import with_flags
+from splince_fast.cli import apply, compare, demo, fit, inspect
+from splince_fast.cli.options import with_flags
 from splince_fast.exceptions import SplinceError, SplinceWarning
 
 
@@ -35,8 +35,9 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _with_flags(text: str, args: argparse.Namespace) -> str:
-    """Replace Python arguments in a message by the flags of the command."""
-    parameters = vars(args).keys() - {"variables"}
+    # `run` is the function of the command, and `folder` the value of --run.
+    names = vars(args).keys() - {"variables", "run"}
+    parameters = ["run" if name == "folder" else name for name in names]
     return with_flags(text, parameters, getattr(args, "variables", {}))
 
 
@@ -50,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {library_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, fit, apply, compare, inspect, doctor):
+    for command in (demo, fit, apply, compare, inspect):
         command.add(commands)
     return parser
 

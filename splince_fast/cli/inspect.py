@@ -1,4 +1,4 @@
-"""``splince-fast inspect``: the report of an eraser, or the contents of a file of moments."""
+"""``splince-fast inspect``: an eraser or moments in a file; ``splince-fast doctor``: the setup."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from splince_fast.config import show_config
+
 if TYPE_CHECKING:
     from splince_fast.eraser import Eraser
     from splince_fast.moments import Moments
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command and its arguments to the parser."""
+    """Add both commands and their arguments to the parser."""
     inspect = commands.add_parser(
         "inspect",
         allow_abbrev=False,
@@ -29,6 +31,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="print the report or the variables, and the shapes of all arrays, as one JSON object",
     )
     inspect.set_defaults(run=run)
+    doctor = commands.add_parser(
+        "doctor",
+        allow_abbrev=False,
+        help="print versions, BLAS, speed and advice",
+        description="Print the versions of the package and its dependencies, the BLAS and the "
+        "instruction set in use, two measured speeds, and advice for a faster setup. Add the "
+        "output to a bug report.",
+    )
+    doctor.set_defaults(run=lambda args: print(show_config()))
 
 
 def run(args: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ import splince_fast as sf
 from splince_fast._runtime import files
 from splince_fast.cli import main, rows
 from splince_fast.cli.commands import _with_flags
-from splince_fast.cli.label_files import read_label_files
+from splince_fast.cli.labels import read_label_files
 from splince_fast.exceptions import InputError, LabelError, SplinceError, UnknownVariableError
 from splince_fast.labels import ClassCodes
 
@@ -348,9 +348,7 @@ def test_a_file_that_was_replaced_since_its_header_was_read_is_refused(
     path = str(tmp_path / ("X" + suffix))
     save_rows(path, np.ones((6, 2)))
     labels = {"z": [0, 1, 0, 1, 0, 1]}
-    source = rows.source_of(
-        [path], key=None, embedding=None, variables=["z"], labels=lambda: labels
-    )
+    source = rows.reader_of(path).source([path], None, ["z"], lambda: labels)
     assert len(list(source)) == 1  # control: the same file, read again
     for other in (np.ones((4, 2)), np.ones((6, 2), np.float32)):
         save_rows(path, other)

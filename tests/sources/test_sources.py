@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splince_fast._runtime.rows import choose_block_rows
-from splince_fast.cli.label_files import read_label_files
+from splince_fast.cli.labels import read_label_files
 from splince_fast.exceptions import InputError, MissingExtraError
 from splince_fast.moments import Moments
 from splince_fast.sources import (
