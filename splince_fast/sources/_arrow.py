@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 # before a row is read.
 _ASSUMED_WIDTH = 16384
 
-# Function that maps the index of a row in a block to the name of the row in messages.
-RowName = Callable[[int], str]
+RowName = Callable[[int], str]  # names a row of a block in messages
 
 
 class ColumnNames(NamedTuple):

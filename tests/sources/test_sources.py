@@ -40,8 +40,7 @@ from splince_fast.sources import (
     from_parquet,
     from_torch,
 )
-from splince_fast.sources._prefetch import prefetched
-from splince_fast.sources.base import StreamSource
+from splince_fast.sources.base import StreamSource, prefetched
 
 pytestmark = pytest.mark.filterwarnings("error")
 
