@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
 
 from splince_fast._runtime.version import library_version
 from splince_fast.cli import apply, compare, demo, fit, inspect
@@ -61,14 +60,7 @@ def _plain_warnings(args: argparse.Namespace) -> Iterator[None]:
     """Print each distinct warning in the context once, on one line, without its source code."""
     printed: set[str] = set()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         text = _with_flags(str(message), args)
         if text not in printed:
             printed.add(text)

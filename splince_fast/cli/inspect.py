@@ -7,6 +7,7 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from splince_fast._runtime.files import kind_of
 from splince_fast.config import show_config
 
 if TYPE_CHECKING:
@@ -44,21 +45,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print the version of the file's format, and the eraser's report or the moments' variables."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     from splince_fast.eraser import load_eraser
     from splince_fast.moments import Moments
 
-    header: dict[str, str] = {}
-    shapes: dict[str, list[int]] = {}
-    try:
-        with safe_open(args.file, framework="numpy") as file:
-            header = file.metadata() or {}
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError):
-        pass  # the file is not readable; the loader below raises the error
     loaded: Moments | Eraser
-    if header.get("kind") in ("moments", "folds"):
+    if kind_of(args.file) in ("moments", "folds"):
         loaded = Moments.load(args.file)
         facts = _moments_facts(loaded)
     else:
@@ -70,6 +63,9 @@ def run(args: argparse.Namespace) -> None:
             "rank": getattr(loaded, "rank", None),
             "report": None if report is None else report.to_dict(),
         }
+    with safe_open(args.file, framework="numpy") as file:
+        header = file.metadata()
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     file_info = {key: header[key] for key in ("kind", "format_version", "library_version")}
     if args.json:
         print(json.dumps({**file_info, "tensors": shapes, **facts}, indent=1))

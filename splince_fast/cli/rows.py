@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.files import replacing
-from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from splince_fast.eraser import Eraser
     from splince_fast.sources import Source
 
-# Function that erases X or X[part], and takes the options of an eraser.
-Erase = Callable[..., Any]
 # All arrays of a file by name, and its metadata.
 Contents = tuple[dict[str, Any], dict[str, str]]
 
@@ -101,65 +98,60 @@ def _array_source(
     return source
 
 
+def _erase_rows(task: Task, X: Any, part: slice | None = None, **options: Any) -> Any:
+    """Erase X or X[part]; `options` are those of an eraser."""
+    if part is None:
+        return task.eraser(X, task.labels, progress=None, **options)
+    labels = task.labels and {name: column[part] for name, column in task.labels.items()}
+    return task.eraser(X[part], labels)
+
+
+def _erased_dtype(task: Task, X: Any) -> Any:
+    """Return the dtype of the erased rows; raise InputError for rows that cannot be erased."""
+    if getattr(X, "ndim", 0) < 2:
+        shape = tuple(getattr(X, "shape", ()))
+        raise InputError(f"{task.path!r} has shape {shape}; it must be (n, d), one row per sample")
+    try:
+        return _erase_rows(task, X, slice(0)).dtype
+    except RuntimeError:  # a sparse or nested tensor cannot be sliced; the eraser refuses it
+        return _erase_rows(task, X).dtype
+
+
 def _erase_arrays(task: Task) -> int:
     arrays = read_arrays(task.path, task.name)
-    erase = _checked_erase(task, arrays.X)
+    _erased_dtype(task, arrays.X)  # a wrong shape or dtype raises before any output
     with replacing(Path(task.target)) as partial:
-        reader_of(task.target).write(partial, arrays, erase)
+        reader_of(task.target).write(partial, arrays, task)
     return int(np.prod(arrays.X.shape[:-1]))
 
 
 def _erase_in_place(task: Task) -> int:
-    """Overwrite the rows of a .npy file; return the number of rows."""
     from splince_fast.sources._npy import open_npy
 
     X = open_npy(task.path, "r+")
-    erase = _checked_erase(task, X)
-    dtype = erase(X, slice(0)).dtype
+    dtype = _erased_dtype(task, X)
     if dtype != X.dtype:
         raise InputError(f"{task.path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE")
-    erase(X, out=X)
+    _erase_rows(task, X, out=X)
     X.flush()
     return int(np.prod(X.shape[:-1]))
 
 
 def _arrays_are_erased(task: Task) -> bool:
+    """Compare the bits of rows at both ends and in the middle."""
     from splince_fast.sources._sharded import host_rows
 
     X = read_arrays(task.path, task.name).X
-    named = reader_of(task.target).option is not None
-    erased = read_arrays(task.target, task.name if named else None).X
+    erased = read_arrays(task.target, reader_of(task.target).option and task.name).X
     if tuple(X.shape) != tuple(erased.shape):
         return False
-    erase = _checked_erase(task, X)
     for start in {0, max(0, len(X) // 2), max(0, len(X) - _COMPARED_ROWS)}:
         part = slice(start, start + _COMPARED_ROWS)
-        a, b = host_rows(erase(X, part), task.path), host_rows(erased[part], task.target)
+        a = host_rows(_erase_rows(task, X, part), task.path)
+        b = host_rows(erased[part], task.target)
         if a.dtype != b.dtype or a.tobytes() != b.tobytes():
             return False
     return True
-
-
-def _checked_erase(task: Task, X: Any) -> Erase:
-    """Return a function that erases rows; raise InputError for rows that cannot be erased."""
-    if not hasattr(X, "ndim"):
-        raise InputError(f"{task.path!r} holds {described_type(X)} where rows are expected")
-    if X.ndim < 2:
-        raise InputError(
-            f"{task.path!r} has shape {tuple(X.shape)}; it must be (n, d), one row per sample"
-        )
-
-    def erase(X: Any, part: slice | None = None, **options: Any) -> Any:
-        labels = task.labels
-        if part is None:
-            return task.eraser(X, labels, progress=None, **options)
-        return task.eraser(X[part], labels and {name: v[part] for name, v in labels.items()})
-
-    try:
-        erase(X, slice(0))  # a wrong shape or dtype raises before any output
-    except RuntimeError:  # a sparse or nested tensor cannot be sliced; the eraser refuses it
-        erase(X)
-    return erase
 
 
 def _read_npy(path: str) -> Contents:
@@ -168,18 +160,18 @@ def _read_npy(path: str) -> Contents:
     return {"": open_npy(path)}, {}
 
 
-def _write_npy(partial: Path, arrays: Arrays, erase: Erase) -> None:
+def _write_npy(partial: Path, arrays: Arrays, task: Task) -> None:
     from splince_fast.sources._sharded import host_rows
 
     X = host_rows(arrays.X, "X")
-    dtype = erase(X, slice(0)).dtype
+    dtype = _erased_dtype(task, X)
     out = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=X.shape)
     # Allocate the file on the disk: a full disk raises an error here, whereas a write to the map
     # would kill the process.
     if hasattr(os, "posix_fallocate"):
         with open(partial, "rb+") as file:
             os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
-    erase(X, out=out)
+    _erase_rows(task, X, out=out)
     out.flush()
 
 
@@ -188,9 +180,9 @@ def _read_npz(path: str) -> Contents:
         return {name: file[name] for name in file.files}, {}
 
 
-def _write_npz(partial: Path, arrays: Arrays, erase: Erase) -> None:
+def _write_npz(partial: Path, arrays: Arrays, task: Task) -> None:
     with open(partial, "wb") as file:
-        np.savez(file, **arrays.contents(erase(arrays.X)))
+        np.savez(file, **arrays.contents(_erase_rows(task, arrays.X)))
 
 
 def _read_safetensors(path: str) -> Contents:
@@ -207,8 +199,8 @@ def _read_safetensors(path: str) -> Contents:
         return arrays, file.metadata() or {}
 
 
-def _write_safetensors(partial: Path, arrays: Arrays, erase: Erase) -> None:
-    contents = arrays.contents(erase(arrays.X))
+def _write_safetensors(partial: Path, arrays: Arrays, task: Task) -> None:
+    contents = arrays.contents(_erase_rows(task, arrays.X))
     if hasattr(arrays.X, "detach"):
         save = require("safetensors.torch", "torch").save_file
         save({k: v.contiguous() for k, v in contents.items()}, partial, arrays.metadata or None)
@@ -233,8 +225,8 @@ def _read_torch(path: str) -> Contents:
     return (dict(content) if isinstance(content, Mapping) else {"": content}), {}
 
 
-def _write_torch(partial: Path, arrays: Arrays, erase: Erase) -> None:
-    X = erase(arrays.X)
+def _write_torch(partial: Path, arrays: Arrays, task: Task) -> None:
+    X = _erase_rows(task, arrays.X)
     require("torch", "torch").save(X if arrays.key == "" else arrays.contents(X), partial)
 
 
@@ -343,7 +335,7 @@ class Reader(NamedTuple):
 
     outputs: tuple[str, ...]  # suffixes of the files into which erased rows can be written
     read: Callable[[str], Contents] = lambda path: ({}, {})
-    write: Callable[[Path, Arrays, Erase], None] = _write_npy
+    write: Callable[[Path, Arrays, Task], None] = _write_npy
     option: str | None = "--key"  # option that names the rows in a file
     labels_in_columns: bool = False  # whether labels are columns of the same files
     source: Callable[..., Source] = _array_source

@@ -69,12 +69,7 @@ def sharded_source(
     weight_reader = None if sample_weight is None else split(sample_weight, "sample_weight")
     size = choose_block_rows(block_rows, d, max(shard.dtype.itemsize for shard in shards))
 
-    def read(piece: int, row: int) -> Iterator[Block]:
-        for index in range(piece, len(shards)):
-            yield from read_shard(index, row)
-            row = 0
-
-    def read_shard(index: int, row: int) -> Iterator[Block]:
+    def read(index: int, row: int) -> Iterator[Block]:
         rows = shards[index].rows()
         columns = map_labels(label_readers, lambda reader, _: reader(index))
         weight = None if weight_reader is None else weight_reader(index)

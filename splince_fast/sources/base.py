@@ -132,8 +132,8 @@ class Source(ABC):
 class PieceSource(Source):
     """Source of pieces of known length, such as shards or row groups; no block spans two pieces.
 
-    ``read(piece, row)`` yields the blocks from row `row` of a piece to the end of the last piece.
-    A block has `block_rows` rows, or fewer at the end of a piece.
+    ``read(piece, row)`` yields the blocks of a piece from row `row` onwards. A block has
+    `block_rows` rows, or fewer at the end of a piece. Resuming does not read earlier pieces.
     """
 
     def __init__(
@@ -165,8 +165,7 @@ class PieceSource(Source):
             blocks = -(-rows // self._block_rows)
             if remaining < blocks:
                 yield from self._read(piece, remaining * self._block_rows)
-                return
-            remaining -= blocks
+            remaining = max(0, remaining - blocks)
         if remaining:
             raise too_few_blocks(self.name, first_block, first_block - remaining)
 
