@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
             raise InputError("--resume is for -o; with --in-place run the command again")
     several = len(args.rows) > 1 or os.path.isdir(args.rows[0])
     paths = rows.expand_folders(args.rows)
-    reader, name = rows.row_options(paths, args.key, args.embedding)
+    reader, name = rows.row_options(args, paths)
     targets = _targets(args, paths, several)
     columns = _labels(args, eraser, len(paths), reader.labels_in_columns)
     tasks = [rows.Task(eraser, *pair, name, columns) for pair in zip(paths, targets, strict=True)]
@@ -112,13 +112,9 @@ def _labels(
 ) -> dict[str, Any] | None:
     """Read the labels that the eraser needs; None where it needs none or tables hold them."""
     kinds: Mapping[str, str] = getattr(eraser, "label_kinds", {})
-    if not kinds or tables:
-        if args.labels:
-            raise InputError(
-                "--labels does not apply to tables: labels are columns of the same files"
-                if tables
-                else f"--labels does not apply: this eraser ({eraser.method}) needs no labels"
-            )
+    if args.labels and not kinds:
+        raise InputError(f"--labels does not apply: this eraser ({eraser.method}) needs no labels")
+    if tables or not kinds:
         return None
     if not args.labels:
         raise InputError(

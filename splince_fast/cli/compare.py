@@ -12,12 +12,7 @@ import numpy as np
 
 from splince_fast._runtime.extras import require
 from splince_fast.cli import rows
-from splince_fast.cli.labels import (
-    parse_kinds,
-    paths_of,
-    read_label_files,
-    refuse_labels_of_tables,
-)
+from splince_fast.cli.labels import parse_kinds, paths_of, read_label_files
 from splince_fast.cli.options import add_shared, check_outputs
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassName, encode_one
@@ -142,12 +137,10 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     kinds = parse_kinds(args.kind, names)
     X: Any = args.embeddings
     columns: dict[str, Any]
-    if args.embedding is not None:
-        refuse_labels_of_tables(args.labels)
     paths = rows.expand_folders([X])
-    reader, _ = rows.row_options(paths, None, args.embedding)
+    reader, name = rows.row_options(args, paths)
     if reader.labels_in_columns:
-        source = reader.source(paths, args.embedding, names, dict)
+        source = reader.source(paths, name, names, dict)
         blocks = [(np.array(block.X), block.labels) for block in source]
         if not blocks:
             raise InputError(f"{X!r} has no rows")
@@ -163,8 +156,9 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
         )
     else:
         columns = read_label_files(args.labels, names, kinds)
-    for name, kind in kinds.items():
-        columns[name] = encode_one(columns[name], len(columns[name]), name=name, kind=kind)
+    for variable, kind in kinds.items():
+        column = columns[variable]
+        columns[variable] = encode_one(column, len(column), name=variable, kind=kind)
     return X, columns
 
 

@@ -109,9 +109,7 @@ def run(args: argparse.Namespace) -> None:
         )
     columns = variables if args.groups is None else [*variables, args.groups]
     kinds = labels.parse_kinds(args.kind, columns)
-    if args.embedding is not None:
-        labels.refuse_labels_of_tables(args.labels)
-    reader, name = rows.row_options(paths, args.key, args.embedding)
+    reader, name = rows.row_options(args, paths)
     source = reader.source(
         paths, name, columns, lambda: labels.read_label_files(args.labels, columns, kinds)
     )

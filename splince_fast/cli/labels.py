@@ -80,15 +80,6 @@ def parse_kinds(options: Sequence[str], variables: Sequence[str]) -> dict[str, s
     return kinds
 
 
-def refuse_labels_of_tables(options: Sequence[str]) -> None:
-    """Raise InputError if ``--labels`` has values; for commands with ``--embedding``."""
-    if options:
-        raise InputError(
-            "--labels and --embedding exclude each other: labels are columns of the same files, "
-            "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
-        )
-
-
 def paths_of(options: Sequence[str]) -> list[str]:
     """Return the paths in the values of ``--labels``."""
     return [str(_name_and_path(option)[1]) for option in options]

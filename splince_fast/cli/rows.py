@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -402,25 +403,28 @@ def _padded(name: str) -> str:
     return re.sub(r"\d+", lambda match: match[0].zfill(20), name)
 
 
-def row_options(
-    paths: Sequence[str], key: str | None, embedding: str | None
-) -> tuple[Reader, str | None]:
+def row_options(args: argparse.Namespace, paths: Sequence[str]) -> tuple[Reader, str | None]:
     """Return the reader of the first file and the name of the rows, ``--key`` or ``--embedding``.
 
     Raises InputError unless the files agree with each other and with the options.
     """
     readers = list(map(reader_of, paths))
-    first = readers[0]
+    first, key = readers[0], getattr(args, "key", None)
     if any(reader.labels_in_columns != first.labels_in_columns for reader in readers):
         suffixes = sorted({Path(path).suffix for path in paths})
         raise InputError(
             f"the files have different formats: {', '.join(suffixes)}; pass tables or files of "
             "arrays"
         )
-    if first.labels_in_columns and embedding is None:
+    if first.labels_in_columns and args.embedding is None:
         raise _column_missing(paths[0])
-    if embedding is not None and not first.labels_in_columns:
+    if args.embedding is not None and not first.labels_in_columns:
         raise InputError("--embedding names a column of tables, and the files hold arrays")
     if key is not None and not any(reader.option == "--key" for reader in readers):
         raise InputError("--key names one of several arrays, and no file holds several")
-    return first, embedding if first.labels_in_columns else key
+    if first.labels_in_columns and args.labels:
+        raise InputError(
+            "--labels and --embedding exclude each other: labels are columns of the same files, "
+            "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
+        )
+    return first, args.embedding if first.labels_in_columns else key

@@ -801,6 +801,24 @@ def test_other_files_of_arrays_are_read_and_written(
     agree("wide", sf.Projection.load("narrow"))
 
 
+def test_a_format_is_one_entry_of_a_table(
+    eraser: sf.Projection, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: str) -> Any:
+        return {"": np.loadtxt(path)}, {}
+
+    np.savetxt("X.txt", np.load("X.npy"))
+    assert "has no known format" in told("apply", "e", "X.txt", "-o", "out.npy", code=2)
+    monkeypatch.setitem(rows.READERS, ".txt", rows.Reader((".npy",), read))
+    told("fit", "X.txt", "--labels", "labels.csv", "--erase", "gender", "--keep", "job", "-o", "t")
+    agree("t", eraser)
+    told("apply", "e", "X.txt", "-o", "out.npy")
+    np.testing.assert_array_equal(np.load("out.npy"), eraser(np.loadtxt("X.txt")))
+    assert "finished before" in told("apply", "e", "X.txt", "-o", "out.npy", "--resume")
+    assert "--in-place is for .npy" in told("apply", "e", "X.txt", "--in-place", code=2)
+    assert "only as .npy" in told("apply", "e", "X.txt", "-o", "out.txt", code=2)
+
+
 @pytest.mark.parametrize("content", ["array", "module", "pickle"])
 def test_a_file_of_other_objects_than_tensors_is_an_error_of_one_sentence(
     eraser: sf.Projection, told: Told, content: str, torch: Any
