@@ -60,21 +60,23 @@ def run(args: argparse.Namespace) -> None:
     reader, name = rows.row_options(args, paths)
     targets = _targets(args, paths, several)
     columns = _labels(args, eraser, len(paths), reader.labels_in_columns)
-    tasks = [rows.Task(eraser, *pair, name, columns) for pair in zip(paths, targets, strict=True)]
-    finished = {task.target for task in tasks if args.resume and _is_finished(task)}
+    erasures = [
+        rows.Erasure(eraser, *pair, name, columns) for pair in zip(paths, targets, strict=True)
+    ]
+    finished = {erasure.target for erasure in erasures if args.resume and _is_finished(erasure)}
     if not args.in_place:
         _check_targets(args, paths, [t for t in targets if t not in finished], several)
     if several and args.output is not None:
         os.makedirs(args.output, exist_ok=True)
     for partial in partial_files(map(Path, targets)) if args.resume else ():
         partial.unlink()
-    for task in tasks:
-        if task.target in finished:
-            print(f"finished before: {task.target}")
+    for erasure in erasures:
+        if erasure.target in finished:
+            print(f"finished before: {erasure.target}")
             continue
-        reader = rows.reader_of(task.path)
+        reader = rows.reader_of(erasure.path)
         erase = (args.in_place and reader.in_place) or reader.erase
-        print(f"{erase(task):,} rows: {task.target}")
+        print(f"{erase(erasure):,} rows: {erasure.target}")
 
 
 def _load(args: argparse.Namespace) -> Eraser:
@@ -131,7 +133,10 @@ def _targets(args: argparse.Namespace, paths: list[str], several: bool) -> list[
     if args.in_place:
         for path in paths:
             if rows.reader_of(path).in_place is None:
-                raise InputError(f"--in-place is for .npy files, not {path!r}; use -o")
+                suffixes = (suffix for suffix, r in rows.READERS.items() if r.in_place)
+                raise InputError(
+                    f"--in-place is for {' and '.join(suffixes)} files, not {path!r}; use -o"
+                )
         return paths
     targets = [args.output]
     if several:
@@ -170,9 +175,9 @@ def _check_targets(
         check_outputs({"--output": target}, others, force=args.force)
 
 
-def _is_finished(task: rows.Task) -> bool:
+def _is_finished(erasure: rows.Erasure) -> bool:
     """Return whether the target, which is whole if it exists, holds the erased rows."""
-    if not os.path.isfile(task.target):
+    if not os.path.isfile(erasure.target):
         return False
-    is_newer = os.stat(task.target).st_mtime_ns >= os.stat(task.path).st_mtime_ns
-    return is_newer and rows.reader_of(task.path).is_erased(task)
+    is_newer = os.stat(erasure.target).st_mtime_ns >= os.stat(erasure.path).st_mtime_ns
+    return is_newer and rows.reader_of(erasure.path).is_erased(erasure)

@@ -150,8 +150,9 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
         }
         X = np.concatenate([rows for rows, _ in blocks])
     elif reader.option is not None or paths != [X]:
+        suffixes = (suffix for suffix, r in rows.READERS.items() if r.option != "--key")
         raise InputError(
-            f"compare reads .npy and .parquet files; save the array of rows of {X!r} with "
+            f"compare reads {' and '.join(suffixes)} files; save the array of rows of {X!r} with "
             "numpy.save"
         )
     else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from splince_fast.methods.table import Method
 
 # Suffixes that would misname the files that the command writes.
-_OTHER_FORMATS = {*rows.READERS, *labels.READERS, ".pth"} - {".safetensors"}
+_OTHER_FORMATS = {*rows.READERS, *labels.FORMATS, ".pth"} - {".safetensors"}
 
 EXAMPLES = """examples:
   splince-fast fit X.npy --labels people.csv --erase gender --keep job -o gender.safetensors

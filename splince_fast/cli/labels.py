@@ -41,9 +41,12 @@ def read_label_files(
                 f"--labels {option!r}: NAME=FILE is for .npy files; the columns of other files "
                 "have names; pass FILE alone"
             )
-        if path.suffix not in READERS:
-            raise InputError(f"labels come from .npy, .csv, .tsv or .parquet files, not {option!r}")
-        names, contents = READERS[path.suffix](path, name or path.stem, variables, kinds)
+        if path.suffix not in FORMATS:
+            *others, last = FORMATS
+            raise InputError(
+                f"labels come from {', '.join(others)} or {last} files, not {option!r}"
+            )
+        names, contents = FORMATS[path.suffix](path, name or path.stem, variables, kinds)
         all_names += names
         columns |= contents
     for name, n_columns in Counter(all_names).items():
@@ -194,7 +197,7 @@ def _read_parquet(path: Path, _: str, variables: Sequence[str], kinds: object) -
     return names, {name: label_column(table, name) for name in table.column_names}
 
 
-READERS: dict[str, Callable[[Path, str, Sequence[str], Mapping[str, str]], Contents]] = {
+FORMATS: dict[str, Callable[[Path, str, Sequence[str], Mapping[str, str]], Contents]] = {
     ".npy": _read_npy,
     ".csv": _read_csv,
     ".tsv": _read_tsv,

@@ -30,7 +30,7 @@ Contents = tuple[dict[str, Any], dict[str, str]]
 _COMPARED_ROWS = 64
 
 
-class Task(NamedTuple):
+class Erasure(NamedTuple):
     """A file of rows to erase."""
 
     eraser: Eraser
@@ -38,6 +38,25 @@ class Task(NamedTuple):
     target: str  # the file itself, if its rows are overwritten
     name: str | None  # name of the rows in the file
     labels: Mapping[str, Any] | None  # labels that the eraser needs and that are no columns
+
+    def apply(self, X: Any, part: slice | None = None, **options: Any) -> Any:
+        """Erase X or X[part]; `options` are those of an eraser."""
+        if part is None:
+            return self.eraser(X, self.labels, progress=None, **options)
+        labels = self.labels and {name: column[part] for name, column in self.labels.items()}
+        return self.eraser(X[part], labels)
+
+    def dtype(self, X: Any) -> Any:
+        """Return the dtype of the erased rows; raise InputError for rows that cannot be erased."""
+        if getattr(X, "ndim", 0) < 2:
+            shape = tuple(getattr(X, "shape", ()))
+            raise InputError(
+                f"{self.path!r} has shape {shape}; it must be (n, d), one row per sample"
+            )
+        try:
+            return self.apply(X, slice(0)).dtype
+        except RuntimeError:  # a sparse or nested tensor cannot be sliced; the eraser refuses it
+            return self.apply(X).dtype
 
 
 class Arrays(NamedTuple):
@@ -61,19 +80,19 @@ class Arrays(NamedTuple):
 
 def read_arrays(path: str, name: str | None) -> Arrays:
     """Read a file; raise InputError where it has no array `name`, or several and no name."""
-    suffix = Path(path).suffix
+    reader = reader_of(path)
     if not os.path.exists(path):
         raise InputError(f"there is no file {path!r}")
     try:
-        arrays, metadata = reader_of(path).read(path)
+        arrays, metadata = reader.read(path)
     except InputError:
         raise
     except Exception as error:  # readers of zip, pickle and safetensors raise various errors
         raise InputError(
-            f"{path!r} cannot be read as a {suffix} file: {error}. It may be truncated, of another "
-            "format, or hold Python objects"
+            f"{path!r} cannot be read as a {Path(path).suffix} file: {error}. It may be truncated, "
+            "of another format, or hold Python objects"
         ) from error
-    if name is None and len(arrays) == 1:
+    if len(arrays) == 1 and (name is None or reader.option is None):
         name = next(iter(arrays))
     if name not in arrays:
         names = ", ".join(map(repr, arrays)) or "none"
@@ -99,57 +118,40 @@ def _array_source(
     return source
 
 
-def _erase_rows(task: Task, X: Any, part: slice | None = None, **options: Any) -> Any:
-    """Erase X or X[part]; `options` are those of an eraser."""
-    if part is None:
-        return task.eraser(X, task.labels, progress=None, **options)
-    labels = task.labels and {name: column[part] for name, column in task.labels.items()}
-    return task.eraser(X[part], labels)
-
-
-def _erased_dtype(task: Task, X: Any) -> Any:
-    """Return the dtype of the erased rows; raise InputError for rows that cannot be erased."""
-    if getattr(X, "ndim", 0) < 2:
-        shape = tuple(getattr(X, "shape", ()))
-        raise InputError(f"{task.path!r} has shape {shape}; it must be (n, d), one row per sample")
-    try:
-        return _erase_rows(task, X, slice(0)).dtype
-    except RuntimeError:  # a sparse or nested tensor cannot be sliced; the eraser refuses it
-        return _erase_rows(task, X).dtype
-
-
-def _erase_arrays(task: Task) -> int:
-    arrays = read_arrays(task.path, task.name)
-    _erased_dtype(task, arrays.X)  # a wrong shape or dtype raises before any output
-    with replacing(Path(task.target)) as partial:
-        reader_of(task.target).write(partial, arrays, task)
+def _erase_arrays(erasure: Erasure) -> int:
+    arrays = read_arrays(erasure.path, erasure.name)
+    erasure.dtype(arrays.X)  # a wrong shape or dtype raises before any output
+    with replacing(Path(erasure.target)) as partial:
+        reader_of(erasure.target).write(partial, arrays, erasure)
     return int(np.prod(arrays.X.shape[:-1]))
 
 
-def _erase_in_place(task: Task) -> int:
+def _erase_in_place(erasure: Erasure) -> int:
     from splince_fast.sources._npy import open_npy
 
-    X = open_npy(task.path, "r+")
-    dtype = _erased_dtype(task, X)
+    X = open_npy(erasure.path, "r+")
+    dtype = erasure.dtype(X)
     if dtype != X.dtype:
-        raise InputError(f"{task.path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE")
-    _erase_rows(task, X, out=X)
+        raise InputError(
+            f"{erasure.path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE"
+        )
+    erasure.apply(X, out=X)
     X.flush()
     return int(np.prod(X.shape[:-1]))
 
 
-def _arrays_are_erased(task: Task) -> bool:
+def _arrays_are_erased(erasure: Erasure) -> bool:
     """Compare the bits of rows at both ends and in the middle."""
     from splince_fast.sources._sharded import host_rows
 
-    X = read_arrays(task.path, task.name).X
-    erased = read_arrays(task.target, reader_of(task.target).option and task.name).X
+    X = read_arrays(erasure.path, erasure.name).X
+    erased = read_arrays(erasure.target, erasure.name).X
     if tuple(X.shape) != tuple(erased.shape):
         return False
     for start in {0, max(0, len(X) // 2), max(0, len(X) - _COMPARED_ROWS)}:
         part = slice(start, start + _COMPARED_ROWS)
-        a = host_rows(_erase_rows(task, X, part), task.path)
-        b = host_rows(erased[part], task.target)
+        a = host_rows(erasure.apply(X, part), erasure.path)
+        b = host_rows(erased[part], erasure.target)
         if a.dtype != b.dtype or a.tobytes() != b.tobytes():
             return False
     return True
@@ -161,18 +163,18 @@ def _read_npy(path: str) -> Contents:
     return {"": open_npy(path)}, {}
 
 
-def _write_npy(partial: Path, arrays: Arrays, task: Task) -> None:
+def _write_npy(partial: Path, arrays: Arrays, erasure: Erasure) -> None:
     from splince_fast.sources._sharded import host_rows
 
     X = host_rows(arrays.X, "X")
-    dtype = _erased_dtype(task, X)
+    dtype = erasure.dtype(X)
     out = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=X.shape)
     # Allocate the file on the disk: a full disk raises an error here, whereas a write to the map
     # would kill the process.
     if hasattr(os, "posix_fallocate"):
         with open(partial, "rb+") as file:
             os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
-    _erase_rows(task, X, out=out)
+    erasure.apply(X, out=out)
     out.flush()
 
 
@@ -181,9 +183,9 @@ def _read_npz(path: str) -> Contents:
         return {name: file[name] for name in file.files}, {}
 
 
-def _write_npz(partial: Path, arrays: Arrays, task: Task) -> None:
+def _write_npz(partial: Path, arrays: Arrays, erasure: Erasure) -> None:
     with open(partial, "wb") as file:
-        np.savez(file, **arrays.contents(_erase_rows(task, arrays.X)))
+        np.savez(file, **arrays.contents(erasure.apply(arrays.X)))
 
 
 def _read_safetensors(path: str) -> Contents:
@@ -200,8 +202,8 @@ def _read_safetensors(path: str) -> Contents:
         return arrays, file.metadata() or {}
 
 
-def _write_safetensors(partial: Path, arrays: Arrays, task: Task) -> None:
-    contents = arrays.contents(_erase_rows(task, arrays.X))
+def _write_safetensors(partial: Path, arrays: Arrays, erasure: Erasure) -> None:
+    contents = arrays.contents(erasure.apply(arrays.X))
     if hasattr(arrays.X, "detach"):
         save = require("safetensors.torch", "torch").save_file
         save({k: v.contiguous() for k, v in contents.items()}, partial, arrays.metadata or None)
@@ -226,8 +228,8 @@ def _read_torch(path: str) -> Contents:
     return (dict(content) if isinstance(content, Mapping) else {"": content}), {}
 
 
-def _write_torch(partial: Path, arrays: Arrays, task: Task) -> None:
-    X = _erase_rows(task, arrays.X)
+def _write_torch(partial: Path, arrays: Arrays, erasure: Erasure) -> None:
+    X = erasure.apply(arrays.X)
     require("torch", "torch").save(X if arrays.key == "" else arrays.contents(X), partial)
 
 
@@ -242,53 +244,56 @@ def _parquet_source(
     return from_parquet(list(paths), str(name), list(variables))
 
 
-def _erase_parquet(task: Task) -> int:
+def _erase_parquet(erasure: Erasure) -> int:
     """Erase one Parquet file, one row group at a time; return the number of rows."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     n, writer = 0, None
     try:
-        with parquet.ParquetFile(task.path) as file, replacing(Path(task.target)) as partial:
-            for group in _row_groups(file, task):
-                table = _erase_column(task, file.read_row_group(group), group)
+        with parquet.ParquetFile(erasure.path) as file, replacing(Path(erasure.target)) as partial:
+            for group in _row_groups(file, erasure):
+                table = _erase_column(erasure, file.read_row_group(group), group)
                 writer = writer or parquet.ParquetWriter(partial, table.schema)
                 writer.write_table(table, row_group_size=table.num_rows)
                 n += table.num_rows
             writer = writer or parquet.ParquetWriter(partial, file.schema_arrow)
             writer.close()
     except pa.ArrowException as error:
-        raise InputError(f"{task.path!r} cannot be read as Parquet: {error}") from error
+        raise InputError(f"{erasure.path!r} cannot be read as Parquet: {error}") from error
     return n
 
 
-def _parquet_is_erased(task: Task) -> bool:
+def _parquet_is_erased(erasure: Erasure) -> bool:
     """Compare the first and the last row group."""
     parquet = require("pyarrow.parquet", "parquet")
-    with parquet.ParquetFile(task.path) as file, parquet.ParquetFile(task.target) as erased:
-        groups = _row_groups(file, task)
+    with parquet.ParquetFile(erasure.path) as file, parquet.ParquetFile(erasure.target) as erased:
+        groups = _row_groups(file, erasure)
         counts = erased.metadata.num_rows, erased.metadata.num_row_groups
         return counts == (file.metadata.num_rows, len(groups)) and all(
-            _erase_column(task, file.read_row_group(groups[i]), groups[i]).equals(
+            _erase_column(erasure, file.read_row_group(groups[i]), groups[i]).equals(
                 erased.read_row_group(i)
             )
             for i in ({0, len(groups) - 1} if groups else ())
         )
 
 
-def _row_groups(file: Any, task: Task) -> list[int]:
+def _row_groups(file: Any, erasure: Erasure) -> list[int]:
     """Return the row groups with rows: the first erased rows determine the type of the column."""
     names = file.schema_arrow.names
-    if task.name not in names:
-        raise InputError(f"{task.path!r} has no column {task.name!r}; its columns are {names}")
+    if erasure.name not in names:
+        raise InputError(
+            f"{erasure.path!r} has no column {erasure.name!r}; its columns are {names}"
+        )
     groups = range(file.metadata.num_row_groups)
     return [i for i in groups if file.metadata.row_group(i).num_rows]
 
 
-def _erase_column(task: Task, table: Table, group: int) -> Table:
+def _erase_column(erasure: Erasure, table: Table, group: int) -> Table:
     """Return the table with its column of vectors erased; integer vectors become float64."""
     from splince_fast.sources._arrow import column_matrix, row_namer
 
     pa = require("pyarrow", "parquet")
-    eraser, name, place = task.eraser, str(task.name), f"row group {group} of {task.path!r}"
+    eraser, name = erasure.eraser, str(erasure.name)
+    place = f"row group {group} of {erasure.path!r}"
     labels = {}
     for variable in getattr(eraser, "label_kinds", ()):
         if variable not in table.column_names:
@@ -336,13 +341,13 @@ class Reader(NamedTuple):
 
     outputs: tuple[str, ...]  # suffixes of the files into which erased rows can be written
     read: Callable[[str], Contents] = lambda path: ({}, {})
-    write: Callable[[Path, Arrays, Task], None] = _write_npy
+    write: Callable[[Path, Arrays, Erasure], None] = _write_npy
     option: str | None = "--key"  # option that names the rows in a file
     labels_in_columns: bool = False  # whether labels are columns of the same files
     source: Callable[..., Source] = _array_source
-    erase: Callable[[Task], int] = _erase_arrays  # returns the number of rows
-    in_place: Callable[[Task], int] | None = None  # overwrites the rows of the file, if possible
-    is_erased: Callable[[Task], bool] = _arrays_are_erased  # for a complete file `target`
+    erase: Callable[[Erasure], int] = _erase_arrays  # returns the number of rows
+    in_place: Callable[[Erasure], int] | None = None  # overwrites the rows of the file, if possible
+    is_erased: Callable[[Erasure], bool] = _arrays_are_erased  # for a complete file `target`
 
 
 READERS: dict[str, Reader] = {
