@@ -164,11 +164,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
 
 
 def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName | None:
-    """Return the class of the concept whose name, as a string, equals `text`.
-
-    Names of classes may be integers or booleans. If no class matches, `text` itself is returned; if
-    `text` is None, the result is None.
-    """
+    """Return the class, possibly an integer or boolean, with the name `text`; else `text`."""
     from splince_fast.evaluation.data import class_codes
 
     if text is None:

@@ -104,10 +104,7 @@ def print_summary(report: Report) -> None:
 
 
 def _moments_facts(moments: Moments) -> dict[str, Any]:
-    """Return the facts about moments that the command prints, as types that JSON supports.
-
-    A variable of classes has the list "classes" of pairs (class, number of rows).
-    """
+    """Return rows, weight and variables (classes with their numbers of rows) in types of JSON."""
     variables = []
     for name, kind in moments.variables.items():
         entry: dict[str, object] = {

@@ -155,13 +155,10 @@ def _row_error(
 
 
 def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> object:
-    """Convert text to integers, else to floats, else to classes; an empty text is missing.
-
-    If `kind` is "classes", the text is not parsed, so that "01" and "1" are different classes.
-    """
+    """Convert text to integers, else to floats, else to classes; an empty text is missing."""
     classes = [text or None for text in texts]
     present = [text for text in texts if text]
-    if kind == "classes":
+    if kind == "classes":  # "01" and "1" are different
         return encode_one(classes, len(texts), name=name)
     if all(map(_INTEGER.fullmatch, present)):
         longest = max(present, key=len, default="")
