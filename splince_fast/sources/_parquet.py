@@ -15,7 +15,6 @@ from splince_fast.sources._arrow import (
     batches_to_blocks,
     sliced_source,
     stream_source,
-    vector_type,
 )
 from splince_fast.sources.base import (
     Block,
@@ -101,14 +100,12 @@ def from_parquet(
     pa = require("pyarrow", "parquet")
     columns = ColumnNames.from_arguments(embedding, labels, sample_weight)
     if isinstance(paths, pa.RecordBatchReader):
-        columns.check(paths.schema.names, "the RecordBatchReader")
-        vectors = vector_type(paths.schema.field(embedding).type, f"column {embedding!r}")
+        vectors = columns.vectors(paths.schema, "the RecordBatchReader")
         start = iterator_factory(iter(paths), "RecordBatchReader")
         return stream_source(start, columns, block_rows, vectors, "RecordBatchReader")
     if hasattr(paths, "__arrow_c_stream__") or hasattr(paths, "__arrow_c_array__"):
         table = paths if isinstance(paths, pa.Table) else _as_table(paths)
-        columns.check(table.column_names, "the table")
-        vector_type(table.schema.field(embedding).type, f"column {embedding!r}")
+        columns.vectors(table.schema, "the table")
         table = table.select(columns.all())
         return sliced_source(
             lambda start, stop: table.slice(start, stop - start),
@@ -199,9 +196,7 @@ def _read_footer(
     file: ParquetFile, path: str, columns: ColumnNames
 ) -> tuple[list[_RowGroup], int | None]:
     """Return the row groups of a file, and the width of its vectors (None for lists)."""
-    columns.check(file.schema_arrow.names, repr(path))
-    arrow_type = file.schema_arrow.field(columns.embedding).type
-    width, itemsize = vector_type(arrow_type, f"column {columns.embedding!r} of {path!r}")
+    width, itemsize = columns.vectors(file.schema_arrow, repr(path))
     prefix = f"{columns.embedding}."
     leaves = [i for i in range(len(file.schema)) if file.schema.column(i).path.startswith(prefix)]
     groups = []
