@@ -51,20 +51,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """Run; return stdout after success and stderr after a mistake, the other being empty."""
-
-    def run(*argv: str, code: int = 0) -> str:
-        assert main(list(argv)) == code
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        assert not (out if code else err)
-        return err if code else out
-
-    return run
-
-
 def by_hand(keep: str | None = "job", **kinds: str) -> sf.Projection:
     """The eraser of the files by the Python interface."""
     table = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
