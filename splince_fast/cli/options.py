@@ -41,10 +41,10 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def add_shared(add: Callable[..., object], *names: str) -> None:
-    """Add options of `SHARED` by the ``add_argument`` of a parser or of a group."""
+def add_shared(add: Callable[..., object], *names: str, **settings: str) -> None:
+    """Add options of `SHARED`, with other `settings`, by ``add_argument`` of a parser or group."""
     for name in names:
-        add(name, **SHARED[name])
+        add(name, **SHARED[name] | settings)
 
 
 def check_outputs(

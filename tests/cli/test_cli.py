@@ -1038,15 +1038,10 @@ def test_help_loads_neither_the_demonstration_nor_heavy_libraries(here: Path) ->
 # --- erasers that need labels --------------------------------------------------------------------
 
 
-def test_oracle_is_fitted_and_applied_with_labels(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    z, y = rng.integers(0, 2, (2, 300))
-    X = rng.normal(size=(300, 5)) + z[:, None] + np.outer(y, np.eye(5)[1])
-    for name, array in (("X", X), ("z", z), ("y", y)):
-        np.save(f"{name}.npy", array)
+def test_oracle_is_fitted_and_applied_with_labels(here: Path, told: Told) -> None:
+    X, z, y = (np.load(f"{name}.npy") for name in ("X", "gender", "numbers"))
+    np.save("z.npy", z)
+    np.save("y.npy", y)
     fit = ["fit", "X.npy", "--labels", "z.npy", "--erase", "z", "-o", "e"]
     apply = ["apply", "e", "X.npy", "--labels", "z.npy", "-o"]
     told(*fit, "--labels", "y.npy", "--keep", "y", "--method", "Oracle")
@@ -1063,13 +1058,10 @@ def test_oracle_is_fitted_and_applied_with_labels(
 
 
 def test_tables_hold_the_labels_that_an_eraser_needs(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch, pa: Any, pq: Any
+    here: Path, told: Told, pa: Any, pq: Any
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    z = np.array(["a", "b"])[rng.integers(0, 2, 200)]
-    X = rng.normal(size=(200, 4)) + (z == "a")[:, None]
-    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 4), "z": z})
+    X, z = np.load("X.npy"), np.array(["a", "b"])[np.load("gender.npy")]
+    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), WIDTH), "z": z})
     pq.write_table(table, "t.parquet")
     eraser = sf.oracle(sf.Moments().update(X, {"z": z}), erase="z")
     eraser.save("e")
