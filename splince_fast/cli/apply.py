@@ -41,9 +41,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="overwrite .npy files; after an interruption run the command again: erasing a "
         "row twice gives the same as once. Erasers without this property (partial ones, and those "
         "that need labels) are refused")  # fmt: skip
-    add_shared(add, "--embedding", "--key", "--force")
     help_of_labels = "labels as for fit, if the eraser needs them; for a single file of arrays"
+    add_shared(add, "--embedding", "--key")
     add_shared(add, "--labels", help=help_of_labels)
+    add_shared(add, "--force")
     add("--resume", action="store_true",
         help="go on after an interruption: skip output files that hold the rows of their inputs, "
         "erased by this eraser, and delete incomplete ones")  # fmt: skip

@@ -343,6 +343,7 @@ class Reader(NamedTuple):
     read: Callable[[str], Contents] = lambda path: ({}, {})
     write: Callable[[Path, Arrays, Erasure], None] = _write_npy
     option: str | None = "--key"  # option that names the rows in a file
+    unnamed: Callable[[str], InputError] | None = None  # error of a file without --embedding
     labels_in_columns: bool = False  # whether labels are columns of the same files
     source: Callable[..., Source] = _array_source
     erase: Callable[[Erasure], int] = _erase_arrays  # returns the number of rows
@@ -358,6 +359,7 @@ READERS: dict[str, Reader] = {
     ".parquet": Reader(
         (".parquet",),
         option="--embedding",
+        unnamed=_column_missing,
         labels_in_columns=True,
         source=_parquet_source,
         erase=_erase_parquet,
@@ -421,9 +423,9 @@ def row_options(args: argparse.Namespace, paths: Sequence[str]) -> tuple[Reader,
             f"the files have different formats: {', '.join(suffixes)}; pass tables or files of "
             "arrays"
         )
-    if first.labels_in_columns and args.embedding is None:
-        raise _column_missing(paths[0])
-    if args.embedding is not None and not first.labels_in_columns:
+    if args.embedding is None and first.unnamed is not None:
+        raise first.unnamed(paths[0])
+    if args.embedding is not None and first.unnamed is None:
         raise InputError("--embedding names a column of tables, and the files hold arrays")
     if key is not None and not any(reader.option == "--key" for reader in readers):
         raise InputError("--key names one of several arrays, and no file holds several")
@@ -432,4 +434,4 @@ def row_options(args: argparse.Namespace, paths: Sequence[str]) -> tuple[Reader,
             "--labels and --embedding exclude each other: labels are columns of the same files, "
             "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
         )
-    return first, args.embedding if first.labels_in_columns else key
+    return first, key if args.embedding is None else args.embedding

@@ -767,6 +767,12 @@ def test_a_format_is_one_entry_of_a_table(
     def read(path: str) -> Any:
         return {"": np.loadtxt(path)}, {}
 
+    def source(
+        paths: list[str], name: None, variables: list[str], labels: object
+    ) -> sf.sources.Source:
+        columns = read_label_files(["labels.csv"], variables, {})
+        return sf.sources.from_arrays(np.loadtxt(paths[0]), columns)
+
     np.savetxt("X.txt", np.load("X.npy"))
     assert "has no known format" in told("apply", "e", "X.txt", "-o", "out.npy", code=2)
     monkeypatch.setitem(rows.READERS, ".txt", rows.Reader((".npy",), read))
@@ -775,6 +781,13 @@ def test_a_format_is_one_entry_of_a_table(
     told("apply", "e", "X.txt", "-o", "out.npy")
     np.testing.assert_array_equal(np.load("out.npy"), eraser(np.loadtxt("X.txt")))
     assert "finished before" in told("apply", "e", "X.txt", "-o", "out.npy", "--resume")
+    table = rows.Reader((".npy",), read, option=None, labels_in_columns=True, source=source)
+    monkeypatch.setitem(rows.READERS, ".txt", table)  # whose labels are columns
+    told("fit", "X.txt", "--erase", "gender", "--keep", "job", "-o", "t", "--force")
+    agree("t", eraser)
+    assert "exclude each other" in told(
+        "fit", "X.txt", "--labels", "labels.csv", "--erase", "gender", "-o", "u", code=2
+    )
     assert "--in-place is for .npy" in told("apply", "e", "X.txt", "--in-place", code=2)
     assert "only as .npy" in told("apply", "e", "X.txt", "-o", "out.txt", code=2)
 
