@@ -75,7 +75,11 @@ def run(args: argparse.Namespace) -> None:
         f"{header['library_version']}"
     )
     if not isinstance(loaded, Moments):
-        print_report(loaded.report)
+        if loaded.report is None:
+            print("no report: the eraser was not fitted by a method")
+            return
+        print_summary(loaded.report)
+        print(f"\n{loaded.report}")
         return
     print(f"  weight {loaded.weight:,.10g}")
     for variable in facts["variables"]:
@@ -86,15 +90,6 @@ def run(args: argparse.Namespace) -> None:
             text += f" ({len(counts)}) {{{examples}{', ...' if len(counts) > 10 else ''}}}"
         name = variable["name"]
         print(f"  variable {tuple(name) if isinstance(name, list) else name!r}: {text}")
-
-
-def print_report(report: Report | None) -> None:
-    """Print a report in words, then as a table."""
-    if report is None:
-        print("no report: the eraser was not fitted by a method")
-        return
-    print_summary(report)
-    print(f"\n{report}")
 
 
 def print_summary(report: Report) -> None:
