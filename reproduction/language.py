@@ -23,7 +23,6 @@ from reproduction.data import Dataset
 from reproduction.findings import Claim, Findings, Options, Part, number, table
 from splince_fast import Moments, Projection, leace, sal, splince
 from splince_fast.baselines import INLP
-from splince_fast.demo.experiment import log_odds_regression
 from splince_fast.exceptions import MissingExtraError, NothingErasedWarning
 
 if TYPE_CHECKING:
@@ -275,6 +274,24 @@ def factual_test(difference: Float, z: Float, y: Float, nouns: NDArray[Any]) -> 
     if error == 0:
         return Part(False, 1.0)
     return Part(bool(value > 0), 2 * float(t.sf(abs(value) / error, len(set(nouns)) - 1)))
+
+
+def log_odds_regression(
+    log_odds: Float, z: Float, y: Float, clusters: NDArray[np.generic]
+) -> tuple[Float, Float]:
+    """Regress log-odds on [1, z, y]; return the coefficients of z and y, and their standard errors.
+
+    The errors allow for dependence within clusters (Liang and Zeger, Biometrika 73, 1986).
+    """
+    design = np.stack([np.ones_like(z), z, y], axis=1)
+    inverse = np.linalg.pinv(design)
+    coefficients = inverse @ log_odds
+    influence = inverse * (log_odds - design @ coefficients)
+    _, codes = np.unique(clusters, return_inverse=True)
+    by_cluster = np.stack([np.bincount(codes, row) for row in influence])
+    n = by_cluster.shape[1]
+    errors = np.sqrt(np.sum(by_cluster**2, axis=1) * n / (n - 1))
+    return coefficients[1:], errors[1:]
 
 
 def read_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -32,6 +32,7 @@ from reproduction.findings import (
     holm,
     interval,
 )
+from reproduction.language import log_odds_regression
 from splince_fast import evaluation as ev
 from splince_fast.evaluation.statistics import corrected_t
 from splince_fast.evaluation.statistics import holm as adjusted
@@ -283,3 +284,21 @@ def test_an_output_that_is_no_folder_is_refused_before_the_work(
     out, err = capsys.readouterr()
     assert "-o/--output" in err
     assert not out
+
+
+def test_the_errors_of_coefficients_are_robust_to_clusters() -> None:
+    rng = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(120), 6)
+    z, y = rng.normal(size=(2, 120))[:, clusters]
+    log_odds = 2 * z - y + rng.normal(size=120)[clusters]
+    found, errors = log_odds_regression(log_odds, z, y, clusters)
+    design = np.stack([np.ones_like(z), z, y], axis=1)
+    expected, *_ = np.linalg.lstsq(design, log_odds)
+    np.testing.assert_allclose(found, expected[1:], rtol=1e-12)
+    residual, inverse = log_odds - design @ expected, np.linalg.inv(design.T @ design)
+    sums = [design[clusters == c].T @ residual[clusters == c] for c in np.unique(clusters)]
+    middle = sum(np.outer(s, s) for s in sums) * len(sums) / (len(sums) - 1)
+    robust = np.sqrt(np.diag(inverse @ middle @ inverse))[1:]
+    np.testing.assert_allclose(errors, robust, rtol=1e-10)
+    _, plain = log_odds_regression(log_odds, z, y, np.arange(len(z)))
+    assert (errors > 2 * plain).all()  # control: as if the prompts of a noun were independent

@@ -1,8 +1,8 @@
 """The command line: demo, fit, apply, compare, inspect and doctor.
 
-Each command has a module with two functions: ``add(commands)`` declares the arguments of the
-command, and ``run(args)`` executes it. :func:`main` imports these modules inside its ``try``
-statement, so that Ctrl-C during the imports prints no traceback.
+The module of a command has two functions: ``add(commands)`` declares its arguments, and
+``run(args)`` executes it. :func:`main` imports it inside ``try``, so that Ctrl-C during the imports
+prints no traceback.
 """
 
 from __future__ import annotations
@@ -16,24 +16,10 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit status.
+    """Run one command, with the arguments of the process by default; return its exit status.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Command-line arguments; by default those of the process.
-
-    Returns
-    -------
-    int
-        Exit status: 0 after success; 2 after an error in the arguments or the files, printed on
-        stderr; 130 after Ctrl-C; 141 if the program that reads the output has closed the pipe.
-
-    Examples
-    --------
-    >>> from splince_fast.cli import main
-    >>> main(["inspect", "/nowhere/eraser"])
-    2
+    It is 0 after success, 2 after an error in the arguments or the files, 130 after Ctrl-C, and 141
+    if the program that reads the output has closed the pipe.
     """
     if hasattr(sys.stdout, "reconfigure"):
         # Class names may contain characters that the terminal's encoding lacks.

@@ -7,11 +7,10 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
 
 from splince_fast._runtime.version import library_version
-from splince_fast.cli import apply, compare, demo, doctor, fit, inspect
-from splince_fast.cli.messages import with_flags
+from splince_fast.cli import apply, compare, demo, fit, inspect
+from splince_fast.cli.options import with_flags
 from splince_fast.exceptions import SplinceError, SplinceWarning
 
 
@@ -35,8 +34,9 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _with_flags(text: str, args: argparse.Namespace) -> str:
-    """Replace Python arguments in a message by the flags of the command."""
-    parameters = vars(args).keys() - {"variables"}
+    # `run` is the function of the command, and `folder` the value of --run.
+    names = vars(args).keys() - {"variables", "run"}
+    parameters = ["run" if name == "folder" else name for name in names]
     return with_flags(text, parameters, getattr(args, "variables", {}))
 
 
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {library_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, fit, apply, compare, inspect, doctor):
+    for command in (demo, fit, apply, compare, inspect):
         command.add(commands)
     return parser
 
@@ -60,14 +60,7 @@ def _plain_warnings(args: argparse.Namespace) -> Iterator[None]:
     """Print each distinct warning in the context once, on one line, without its source code."""
     printed: set[str] = set()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         text = _with_flags(str(message), args)
         if text not in printed:
             printed.add(text)

@@ -11,13 +11,9 @@ from typing import Any
 import numpy as np
 
 from splince_fast._runtime.extras import require
-from splince_fast.cli.label_files import (
-    parse_kinds,
-    paths_of,
-    read_label_files,
-    refuse_labels_of_tables,
-)
-from splince_fast.cli.paths import check_outputs
+from splince_fast.cli import rows
+from splince_fast.cli.labels import parse_kinds, paths_of, read_label_files
+from splince_fast.cli.options import add_shared, check_outputs
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassName, encode_one
 
@@ -37,21 +33,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="EMBEDDINGS",
         help="a .npy file; with --embedding, a .parquet file or a folder of .parquet files",
     )
-    add("--labels", action="append", default=[], metavar="[NAME=]FILE",
-        help="labels of a .npy file of embeddings, one entry per row, as for fit: .npy, .csv, "
-        ".tsv or .parquet; repeatable")  # fmt: skip
-    add("--embedding", metavar="COLUMN", help="column of vectors in a .parquet file")
-    add("--erase", action="append", required=True, metavar="NAME",
-        help="concept to erase; repeatable")  # fmt: skip
+    add_shared(add, "--labels", "--embedding", "--erase")
     add("--keep", required=True, metavar="NAME", help="task to keep")
     add("--groups", metavar="NAME",
         help="variable, such as a document or a person; rows of the same value stay in one part of "
         "a split and in one fold")  # fmt: skip
     add("--test", metavar="NAME",
         help="column with your own split: each entry is train, validation or test")  # fmt: skip
-    add("--kind", action="append", default=[], metavar="NAME=KIND",
-        help="KIND is 'classes' or 'continuous'; by default the type of the labels "
-        "decides")  # fmt: skip
+    add_shared(add, "--kind")
     add("--eraser", action="append", metavar="NAME",
         help="none, SAL, LEACE, SPLINCE, MeanProjection, INLP, RLACE or random; oracle or "
         "quadratic, which need the concept label of every row; repeatable (default: the first "
@@ -77,7 +66,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="folder of finished results: the same command resumes from it")  # fmt: skip
     add("--save", metavar="FILE", help="write all results to a JSON file")
     add("-o", "--output", metavar="FILE", help="write the report to an .html file")
-    add("--force", action="store_true", help="overwrite existing files")
+    add_shared(add, "--force")
     compare.set_defaults(run=run)
 
 
@@ -144,24 +133,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Return the rows, or the path of their .npy file, and the named columns of labels."""
+    """Return the rows and the named columns of labels."""
     kinds = parse_kinds(args.kind, names)
     X: Any = args.embeddings
-    if args.embedding is None:
-        if not X.endswith(".npy"):
-            if Path(X).is_dir() or Path(X).suffix == ".parquet":
-                remedy = f"name the column of vectors of {X!r} with --embedding"
-            else:
-                remedy = f"save the array of rows of {X!r} with numpy.save"
-            raise InputError(f"compare reads .npy and .parquet files; {remedy}")
-        columns = read_label_files(args.labels, names, kinds)
-        if not Path(X).exists():
-            raise InputError(f"there is no file {X!r}")
-    else:
-        refuse_labels_of_tables(args.labels)
-        from splince_fast.sources import from_parquet
-
-        source = from_parquet(X, embedding=args.embedding, labels=names)
+    columns: dict[str, Any]
+    paths = rows.expand_folders([X])
+    reader, name = rows.row_options(args, paths)
+    if reader.labels_in_columns:
+        source = reader.source(paths, name, names, dict)
         blocks = [(np.array(block.X), block.labels) for block in source]
         if not blocks:
             raise InputError(f"{X!r} has no rows")
@@ -170,17 +149,22 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
             for name in names
         }
         X = np.concatenate([rows for rows, _ in blocks])
-    for name, kind in kinds.items():
-        columns[name] = encode_one(columns[name], len(columns[name]), name=name, kind=kind)
+    elif reader.option is not None or paths != [X]:
+        suffixes = (suffix for suffix, r in rows.READERS.items() if r.option != "--key")
+        raise InputError(
+            f"compare reads {' and '.join(suffixes)} files; save the array of rows of {X!r} with "
+            "numpy.save"
+        )
+    else:
+        columns = read_label_files(args.labels, names, kinds)
+    for variable, kind in kinds.items():
+        column = columns[variable]
+        columns[variable] = encode_one(column, len(column), name=variable, kind=kind)
     return X, columns
 
 
 def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName | None:
-    """Return the class of the concept whose name, as a string, equals `text`.
-
-    Names of classes may be integers or booleans. If no class matches, `text` itself is returned; if
-    `text` is None, the result is None.
-    """
+    """Return the class, possibly an integer or boolean, with the name `text`; else `text`."""
     from splince_fast.evaluation.data import class_codes
 
     if text is None:

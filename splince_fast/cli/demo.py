@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from splince_fast._runtime.extras import require
-from splince_fast.cli.paths import check_outputs
+from splince_fast.cli.options import check_outputs
 
 _DEFAULT_FIGURE = "splince-fast-demo.png"
 
@@ -39,11 +39,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the experiment twice, and print its results.
-
-    The first run uses all training prompts. The second run drops prompts until the stereotype score
-    and the factual score have the correlation of the paper.
-    """
+    """Run the experiment on all training prompts, and on prompts with the paper's correlation."""
     if args.figure is not None:
         require("matplotlib.figure", "demo")
     check_outputs({"--figure": args.figure, "--json": args.json}, force=True)

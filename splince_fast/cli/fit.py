@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splince_fast._solve.options import MOMENT_OPTIONS, OPTIONS, Option, check_moment_options
-from splince_fast.cli import label_files, rows
+from splince_fast.cli import labels, rows
 from splince_fast.cli.inspect import print_summary
-from splince_fast.cli.messages import with_flags
-from splince_fast.cli.paths import check_outputs
+from splince_fast.cli.options import add_shared, check_outputs, with_flags
 from splince_fast.exceptions import InputError
 
 if TYPE_CHECKING:
     from splince_fast.methods.table import Method
 
 # Suffixes that would misname the files that the command writes.
-_OTHER_FORMATS = (".csv", ".npy", ".npz", ".parquet", ".pt", ".pth", ".tsv")
+_OTHER_FORMATS = {*rows.READERS, *labels.FORMATS, ".pth"} - {".safetensors"}
 
 EXAMPLES = """examples:
   splince-fast fit X.npy --labels people.csv --erase gender --keep job -o gender.safetensors
@@ -40,20 +39,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add("embeddings", nargs="+", metavar="EMBEDDINGS",
         help=".npy, .npz, .safetensors or .pt files; with --embedding, .parquet files; or folders "
         "of such files, sorted by name. Several files are shards, read in this order")  # fmt: skip
-    add("--embedding", metavar="COLUMN", help="column of vectors in a table")
-    add("--key", metavar="NAME", help="name of the array of rows in a file of several arrays")
-    add("--labels", action="append", default=[], metavar="[NAME=]FILE",
-        help="labels of files of arrays, one entry per row of all shards: .csv, .tsv or .parquet "
-        "(one variable per column) or .npy (one variable, NAME or the name of the file); "
-        "repeatable. An empty field is a missing label, and NA is a class. Labels of tables are "
-        "columns of the same files")  # fmt: skip
-    add("--kind", action="append", default=[], metavar="NAME=KIND",
-        help="KIND is 'classes' or 'continuous'; by default text and integers are classes, and "
-        "floats are continuous. With NAME=classes, 01 and 1 in a text file are different "
-        "classes")  # fmt: skip
+    add_shared(add, "--embedding", "--key", "--labels", "--kind")
     add = fit.add_argument_group("eraser").add_argument
-    add("--erase", action="append", required=True, metavar="NAME",
-        help="concept to erase; repeatable: several are erased jointly")  # fmt: skip
+    add_shared(add, "--erase")
     add("--keep", action="append", metavar="NAME", help="task to keep; repeatable")
     add("--method", metavar="NAME",
         help="splince, leace, sal, mean_projection, or oracle, which needs labels when it is "
@@ -73,7 +61,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add = fit.add_argument_group("output").add_argument
     add("-o", "--output", required=True, metavar="FILE", help=".safetensors file of the eraser")
     add("--save-moments", metavar="FILE", help="also write the moments, to fit other erasers")
-    add("--force", action="store_true", help="overwrite existing files")
+    add_shared(add, "--force")
     fit.set_defaults(run=run)
 
 
@@ -97,14 +85,14 @@ def run(args: argparse.Namespace) -> None:
     from splince_fast.methods.table import method_of
     from splince_fast.moments import Moments
 
-    embeddings = rows.expand_folders(args.embeddings, ordered=bool(args.labels))
-    inputs = [*embeddings, *label_files.paths_of(args.labels)]
+    paths = rows.expand_folders(args.embeddings, ordered=bool(args.labels))
+    label_paths = labels.paths_of(args.labels)
     outputs = {
         "--output": args.output,
         "--save-moments": args.save_moments,
         "--checkpoint": args.checkpoint,
     }
-    check_outputs(outputs, inputs, force=args.force, resumed=("--checkpoint",))
+    check_outputs(outputs, [*paths, *label_paths], force=args.force, resumed=("--checkpoint",))
     for option, path in outputs.items():
         if path is not None and Path(path).suffix in _OTHER_FORMATS:
             raise InputError(
@@ -112,33 +100,27 @@ def run(args: argparse.Namespace) -> None:
                 "in .safetensors"
             )
     method = method_of(args.method, args.keep)
-    options = _options(args, method)
-    moment_options, passes = _pop_moment_options(args, options)
+    options, moment_options = _options(args, method)
+    passes = moment_options.pop("passes", 0)
     variables = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
-    columns = variables if args.groups is None else list(dict.fromkeys([*variables, args.groups]))
-    kinds = label_files.parse_kinds(args.kind, columns)
     if args.groups in variables:
         raise InputError(
             f"--groups names {args.groups!r}, which is erased or kept; name another variable"
         )
-    if args.embedding is not None:
-        label_files.refuse_labels_of_tables(args.labels)
-    source = rows.source_of(
-        embeddings,
-        key=args.key,
-        embedding=args.embedding,
-        variables=columns,
-        labels=lambda: label_files.read_label_files(args.labels, columns, kinds),
+    columns = variables if args.groups is None else [*variables, args.groups]
+    kinds = labels.parse_kinds(args.kind, columns)
+    reader, name = rows.row_options(args, paths)
+    source = reader.source(
+        paths, name, columns, lambda: labels.read_label_files(args.labels, columns, kinds)
     )
-    source.files += tuple(label_files.paths_of(args.labels))
-    parameters = {"kinds": kinds, **moment_options}
-    stream = {"checkpoint": args.checkpoint}
+    source.files += tuple(label_paths)
+    parameters: dict[str, Any] = {"checkpoint": args.checkpoint, "kinds": kinds, **moment_options}
     data: Any
     if args.shrinkage == "cv":
-        data = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
+        data = Moments.from_blocks(source, folds=2, groups=args.groups, **parameters)
         moments = data.total
     else:
-        data = moments = Moments.from_blocks(source, **stream, **parameters)
+        data = moments = Moments.from_blocks(source, **parameters)
     if args.save_moments is not None:
         moments.save(args.save_moments)
         print(f"moments: {args.save_moments}")
@@ -151,8 +133,8 @@ def run(args: argparse.Namespace) -> None:
     print(f"eraser: {args.output} (its report: splince-fast inspect {args.output})")
 
 
-def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
-    """Return the options of the method and of the moments that the user passed."""
+def _options(args: argparse.Namespace, method: Method) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the method, and those of the moments, that the user passed."""
     from splince_fast.methods.table import METHODS
 
     names = {"keep", *OPTIONS, *MOMENT_OPTIONS}
@@ -165,22 +147,10 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
                 f"--{name.replace('_', '-')} does not apply to {method.label}; it applies to "
                 f"{methods}"
             )
-    return options
-
-
-def _pop_moment_options(
-    args: argparse.Namespace, options: dict[str, Any]
-) -> tuple[dict[str, Any], int]:
-    """Remove the options of the moments from `options`; return them and the number of passes."""
     moment_options = {name: options.pop(name) for name in MOMENT_OPTIONS if name in options}
+    defaults = {name: option.default for name, option in MOMENT_OPTIONS.items()}
+    solver = args.solver or OPTIONS["solver"].default
     check_moment_options(
-        **{
-            name: moment_options.get(name, option.default)
-            for name, option in MOMENT_OPTIONS.items()
-        },
-        shrinkage=args.shrinkage,
-        solver=args.solver or OPTIONS["solver"].default,
-        groups=args.groups,
+        **defaults | moment_options, shrinkage=args.shrinkage, solver=solver, groups=args.groups
     )
-    passes = moment_options.pop("passes", 0)
-    return moment_options, passes
+    return options, moment_options

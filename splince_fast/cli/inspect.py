@@ -1,4 +1,4 @@
-"""``splince-fast inspect``: the report of an eraser, or the contents of a file of moments."""
+"""``splince-fast inspect``: an eraser or moments in a file; ``splince-fast doctor``: the setup."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from splince_fast._runtime.files import kind_of
+from splince_fast.config import show_config
+
 if TYPE_CHECKING:
     from splince_fast.eraser import Eraser
     from splince_fast.moments import Moments
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command and its arguments to the parser."""
+    """Add both commands and their arguments to the parser."""
     inspect = commands.add_parser(
         "inspect",
         allow_abbrev=False,
@@ -29,25 +32,26 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="print the report or the variables, and the shapes of all arrays, as one JSON object",
     )
     inspect.set_defaults(run=run)
+    doctor = commands.add_parser(
+        "doctor",
+        allow_abbrev=False,
+        help="print versions, BLAS, speed and advice",
+        description="Print the versions of the package and its dependencies, the BLAS and the "
+        "instruction set in use, two measured speeds, and advice for a faster setup. Add the "
+        "output to a bug report.",
+    )
+    doctor.set_defaults(run=lambda args: print(show_config()))
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the version of the file's format, and the eraser's report or the moments' variables."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     from splince_fast.eraser import load_eraser
     from splince_fast.moments import Moments
 
-    header: dict[str, str] = {}
-    shapes: dict[str, list[int]] = {}
-    try:
-        with safe_open(args.file, framework="numpy") as file:
-            header = file.metadata() or {}
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError):
-        pass  # the file is not readable; the loader below raises the error
     loaded: Moments | Eraser
-    if header.get("kind") in ("moments", "folds"):
+    if kind_of(args.file) in ("moments", "folds"):
         loaded = Moments.load(args.file)
         facts = _moments_facts(loaded)
     else:
@@ -59,6 +63,9 @@ def run(args: argparse.Namespace) -> None:
             "rank": getattr(loaded, "rank", None),
             "report": None if report is None else report.to_dict(),
         }
+    with safe_open(args.file, framework="numpy") as file:
+        header = file.metadata()
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     file_info = {key: header[key] for key in ("kind", "format_version", "library_version")}
     if args.json:
         print(json.dumps({**file_info, "tensors": shapes, **facts}, indent=1))
@@ -68,7 +75,11 @@ def run(args: argparse.Namespace) -> None:
         f"{header['library_version']}"
     )
     if not isinstance(loaded, Moments):
-        print_report(loaded.report)
+        if loaded.report is None:
+            print("no report: the eraser was not fitted by a method")
+            return
+        print_summary(loaded.report)
+        print(f"\n{loaded.report}")
         return
     print(f"  weight {loaded.weight:,.10g}")
     for variable in facts["variables"]:
@@ -81,15 +92,6 @@ def run(args: argparse.Namespace) -> None:
         print(f"  variable {tuple(name) if isinstance(name, list) else name!r}: {text}")
 
 
-def print_report(report: Report | None) -> None:
-    """Print a report in words, then as a table."""
-    if report is None:
-        print("no report: the eraser was not fitted by a method")
-        return
-    print_summary(report)
-    print(f"\n{report}")
-
-
 def print_summary(report: Report) -> None:
     """Print a report in words."""
     for line in report.explain().splitlines():
@@ -97,10 +99,7 @@ def print_summary(report: Report) -> None:
 
 
 def _moments_facts(moments: Moments) -> dict[str, Any]:
-    """Return the facts about moments that the command prints, as types that JSON supports.
-
-    A variable of classes has the list "classes" of pairs (class, number of rows).
-    """
+    """Return rows, weight and variables (classes with their numbers of rows) in types of JSON."""
     variables = []
     for name, kind in moments.variables.items():
         entry: dict[str, object] = {

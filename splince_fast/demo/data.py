@@ -61,10 +61,8 @@ class ProfessionData(Tables):
     licence: str
 
     def log_odds(self, activations: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        """Return log p(he) - log p(she) of `activations`, by default of the stored ones.
-
-        The head has no bias and the normaliser of the softmax cancels.
-        """
+        """Return log p(he) - log p(she) of `activations`, by default of the stored ones."""
+        # The head has no bias, and the normaliser of the softmax cancels.
         return (self.activations if activations is None else activations) @ self.he_minus_she
 
 
@@ -97,10 +95,7 @@ def read_tables(folder: Path) -> Tables:
 
 
 def load(folder: Path | None = None) -> ProfessionData:
-    """Load tables and activations of a folder, by default those that ship with the package.
-
-    Activations that were computed from other tables are refused.
-    """
+    """Load tables and their activations, by default those that ship with the package."""
     if folder is None:
         with as_file(resource_files("splince_fast.demo").joinpath(FOLDER)) as shipped:
             return load(shipped)

@@ -96,10 +96,7 @@ def run(
     train_correlation: float | None = None,
     progress: bool | None = None,
 ) -> Results:
-    """Run the experiment over random splits by family; split i does not depend on `n_splits`.
-
-    With `train_correlation`, training prompts are dropped until the two scores correlate by it.
-    """
+    """Run the experiment over random splits by family; split i does not depend on `n_splits`."""
     if n_splits < 2:
         raise InputError(f"the number of splits is {n_splits}; intervals need at least 2")
     if random_state < 0:
@@ -122,15 +119,10 @@ def run(
                 split_values[method].append(values)
             bar.advance(len(split.train), len(split.train) * row_bytes)
     n_families = len(set(data.families))
-    n_train = train_families(n_families)
+    n_train = int(TRAIN_FRACTION * n_families)
     return Results(
         split_values, splits, train_correlation, n_train, n_families - n_train, random_state
     )
-
-
-def train_families(n_families: int) -> int:
-    """Return the number of training families."""
-    return int(TRAIN_FRACTION * n_families)
 
 
 def accumulate(data: ProfessionData, rows: Index) -> Moments:
@@ -155,15 +147,14 @@ def fit_eraser(name: str, moments: Moments) -> Projection:
 def make_split(
     data: ProfessionData, seed: tuple[int, int], train_correlation: float | None = None
 ) -> NounSplit:
-    """Split the families at random, and drop prompts until the two scores have target correlations.
+    """Split the families at random; the two scores are uncorrelated over the held-out prompts.
 
-    Over the held-out prompts, the scores are uncorrelated. Over the training prompts, they have the
-    correlation `train_correlation`; if this is None, all training prompts are kept.
+    Over the training prompts they correlate by `train_correlation`; None keeps all these prompts.
     """
     rng = np.random.default_rng(seed)
     names, family = np.unique(data.families, return_inverse=True)
     order = rng.permutation(len(names))
-    in_train = np.isin(family, order[: train_families(len(names))])
+    in_train = np.isin(family, order[: int(TRAIN_FRACTION * len(names))])
     test, test_correlation = drop_to_correlation(data, np.flatnonzero(~in_train), 0.0, rng)
     train, correlation = drop_to_correlation(data, np.flatnonzero(in_train), train_correlation, rng)
     return NounSplit(train, test, correlation, test_correlation)
@@ -172,10 +163,10 @@ def make_split(
 def drop_to_correlation(
     data: ProfessionData, nouns: Index, target: float | None, rng: np.random.Generator
 ) -> tuple[Index, float]:
-    """Drop prompts of the nouns until the two scores have the target correlation; None keeps all.
+    """Return the prompts of the nouns without those that are dropped, and their correlation.
 
-    Each step drops a random prompt of the noun for which this brings the correlation nearest to the
-    target. Return the sorted prompts that are kept, and their correlation.
+    Each step drops a random prompt of the noun for which the correlation of the two scores comes
+    nearest to the target. None keeps all prompts.
     """
     z, y = data.stereotype[nouns], data.factual[nouns]
     prompts = [rng.permutation(np.flatnonzero(data.noun_index == noun)) for noun in nouns]
@@ -217,15 +208,14 @@ def evaluate(data: ProfessionData, split: NounSplit) -> dict[str, SplitValues]:
     X_train = X[train]
     covariance_z, covariance_y = (np.linalg.norm(c @ X_train) for c in (z_train, y_train))
     total_squares = np.sum(np.square(X_train - X_train.mean(axis=0)))
+    inverse = np.linalg.pinv(np.stack([np.ones(len(test)), z[test], y[test]], axis=1))
     values_by_method = {}
     for method in METHODS:
         start = time.perf_counter()
         erased = X if method == "Original" else fit_eraser(method, moments)(X)
         seconds = time.perf_counter() - start
         erased_train, erased_test = erased[train], erased[test]
-        (stereotype, factual), _ = log_odds_regression(
-            data.log_odds(erased_test), z[test], y[test], data.noun_index[test]
-        )
+        _, stereotype, factual = inverse @ data.log_odds(erased_test)
         values_by_method[method] = SplitValues(
             stereotype=float(stereotype),
             factual=float(factual),
@@ -238,30 +228,10 @@ def evaluate(data: ProfessionData, split: NounSplit) -> dict[str, SplitValues]:
     return values_by_method
 
 
-def log_odds_regression(
-    log_odds: Float, z: Float, y: Float, clusters: NDArray[np.generic]
-) -> tuple[Float, Float]:
-    """Regress log-odds on [1, z, y]; return the coefficients of z and y, and their standard errors.
-
-    The errors allow for dependence within clusters (Liang and Zeger, Biometrika 73, 1986).
-    """
-    design = np.stack([np.ones_like(z), z, y], axis=1)
-    inverse = np.linalg.pinv(design)
-    coefficients = inverse @ log_odds
-    influence = inverse * (log_odds - design @ coefficients)
-    _, codes = np.unique(clusters, return_inverse=True)
-    by_cluster = np.stack([np.bincount(codes, row) for row in influence])
-    n = by_cluster.shape[1]
-    errors = np.sqrt(np.sum(by_cluster**2, axis=1) * n / (n - 1))
-    return coefficients[1:], errors[1:]
-
-
 def probe_r2(train: Float, z_train: Float, test: Float, z_test: Float) -> float:
-    """Return the held-out R^2 of a ridge regression of z on the rows, with an intercept.
+    """Return the held-out R^2 of a ridge regression of z on standardised features.
 
-    Features are divided by their standard deviations, so that R^2 does not depend on their units.
-    The penalty prevents large weights in erased directions, in which the rows contain only rounding
-    errors. R^2 is negative if the mean of `z_test` is the better prediction.
+    The penalty prevents large weights in erased directions, which hold only rounding errors.
     """
     moments = Moments(block_rows=len(train), kinds={"z": "continuous"}).update(
         train, {"z": z_train}

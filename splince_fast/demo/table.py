@@ -18,18 +18,14 @@ from splince_fast.evaluation.statistics import corrected_t
 
 CONFIDENCE: Final = 0.95
 STAR_LEVEL: Final = 0.01
+SCORES: Final = ("stereotype", "factual")
 # exp(factual coefficient) of SPLINCE divided by that of LEACE in the paper: the smallest ratio
 # (Mistral, Phi-2) and the largest ratio (Llama 2) over the models.
 _PAPER_RATIOS: Final = (1.48, 2.04)
 
-_COLUMNS: Final = (
-    ("exp(beta_stereo)", 19),
-    ("exp(beta_fact)", 21),
-    ("residual z", 10),
-    ("kept y", 6),
-    ("distortion", 10),
-    ("R2 of z", 7),
-    ("seconds", 7),
+_HEADER: Final = (
+    "method       exp(beta_stereo)        exp(beta_fact) residual z kept y "
+    "distortion R2 of z seconds"
 )
 
 
@@ -84,26 +80,20 @@ def table(results: Results) -> str:
     lines = [
         f"Fitted on {prompts:,} training prompts ({selection}), corr(stereotype, factual) = "
         f"{correlation:.2f}",
-        "method    " + " ".join(f"{name:>{width}}" for name, width in _COLUMNS),
+        _HEADER,
     ]
-    mark = "*" if factual_test(results).p < STAR_LEVEL else ""
+    star = "*" if factual_test(results).p < STAR_LEVEL else " "
     for method in METHODS:
-        erased = method in ERASERS
-        residual, kept, distortion, probe = (
-            float(results.column(method, field).mean())
-            for field in ("residual", "kept", "distortion", "probe_r2")
-        )
-        cells = (
-            str(odds_factor(results, method, "stereotype")),
-            f"{odds_factor(results, method, 'factual')}{mark if method == 'SPLINCE' else ' '}",
-            f"{residual:.1e}" if erased else "1",
-            f"{kept:.3f}" if erased else "1",
-            f"{100 * distortion:.2f} %" if erased else "0",
-            f"{probe:.2f}",
-            f"{np.median(results.column(method, 'seconds')):.3f}" if erased else "-",
-        )
-        padded = (f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
-        lines.append(f"{method:<9} " + " ".join(padded))
+        fields = ("residual", "kept", "distortion", "probe_r2")
+        residual, kept, distortion, probe = (results.column(method, f).mean() for f in fields)
+        seconds = np.median(results.column(method, "seconds"))
+        stereotype, factual = (str(odds_factor(results, method, f)) for f in SCORES)
+        factual += star if method == "SPLINCE" else " "
+        changes = f"{residual:10.1e} {kept:6.3f} {100 * distortion:8.2f} %"
+        if method == "Original":
+            changes = f"{1:>10} {1:>6} {0:>10}"
+        time = f"{seconds:7.3f}" if method in ERASERS else f"{'-':>7}"
+        lines.append(f"{method:<9} {stereotype:>19} {factual:>21} {changes} {probe:7.2f} {time}")
     return "\n".join(lines)
 
 
@@ -118,20 +108,16 @@ def paper_comparison(results: Results) -> str:
     test = factual_test(results)
     significant = test.p < STAR_LEVEL
     leace_kept = float(results.column("LEACE", "kept").mean())
+    agreement = {True: "as in the paper", False: "unlike the paper"}
     return (
         f"Stereotype: {stereo['Original'].mean:.2f} becomes {erased_texts}: nearer to 1 for "
-        f"{'all' if all_nearer else ', '.join(nearer) or 'none'}, {_as_paper(all_nearer)}; the "
+        f"{'all' if all_nearer else ', '.join(nearer) or 'none'}, {agreement[all_nearer]}; the "
         f"interval contains 1 for {', '.join(neutral) or 'none'}.\n"
         f"Factual: SPLINCE's factor is {np.exp(test.difference):.2f} times LEACE's (paper: "
         f"{_PAPER_RATIOS[0]:.2f} to {_PAPER_RATIOS[1]:.2f}), p = {test.p:.1e}, "
-        f"{'' if significant else 'not '}significant {_as_paper(significant)}; LEACE kept "
+        f"{'' if significant else 'not '}significant {agreement[bool(significant)]}; LEACE kept "
         f"{leace_kept:.1%} of |Cov(x, y)|."
     )
-
-
-def _as_paper(agrees: bool) -> str:
-    """Return a text that says whether a result agrees with the paper."""
-    return "as in the paper" if agrees else "unlike the paper"
 
 
 def notes(results: Results) -> str:

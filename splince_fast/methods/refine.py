@@ -35,8 +35,7 @@ from splince_fast.moments.diagonal import far_from_zero, sum_stored
 from splince_fast.moments.inputs import read_update
 from splince_fast.moments.snapshot import DiagonalSnapshot, Factored, Statistics
 from splince_fast.moments.state import EPS64
-from splince_fast.sources._prefetch import prefetched
-from splince_fast.sources.base import Source, StreamSource
+from splince_fast.sources.base import Source, StreamSource, prefetched
 
 Float = NDArray[np.float64]
 

@@ -14,8 +14,7 @@ from splince_fast._solve.options import is_number
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments.parameters import Parameters
-from splince_fast.sources._prefetch import prefetched
-from splince_fast.sources.base import Source, as_source
+from splince_fast.sources.base import Source, as_source, prefetched
 
 Path = str | os.PathLike[str]
 

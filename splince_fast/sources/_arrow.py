@@ -18,14 +18,20 @@ from splince_fast.labels.names import listed
 from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
 
 if TYPE_CHECKING:
-    from pyarrow import Array, ChunkedArray, DataType, RecordBatch, Table
+    from pyarrow import Array, ChunkedArray, DataType, RecordBatch, Schema, Table
 
 # Length of vectors that determines the block size of a stream of lists: the true length is unknown
 # before a row is read.
 _ASSUMED_WIDTH = 16384
 
-# Function that maps the index of a row in a block to the name of the row in messages.
-RowName = Callable[[int], str]
+RowName = Callable[[int], str]  # names a row of a block in messages
+
+
+class VectorType(NamedTuple):
+    """Type of the vectors of an embedding column."""
+
+    width: int | None  # length of the vectors; None for lists, which may differ in length
+    itemsize: int  # bytes per number
 
 
 class ColumnNames(NamedTuple):
@@ -67,12 +73,11 @@ class ColumnNames(NamedTuple):
                     f"{place} has {problem} named {name!r}; its columns are {listed(names)}"
                 )
 
-
-class VectorType(NamedTuple):
-    """Type of the vectors of an embedding column."""
-
-    width: int | None  # length of the vectors; None for lists, which may differ in length
-    itemsize: int  # bytes per number
+    def vectors(self, schema: Schema, place: str) -> VectorType:
+        """Return the type of the vectors; raise InputError unless the schema has all columns."""
+        self.check(schema.names, place)
+        field = schema.field(self.embedding)
+        return vector_type(field.type, f"column {self.embedding!r} of {place}")
 
 
 def vector_type(arrow_type: DataType, name: str) -> VectorType:

@@ -13,7 +13,6 @@ from splince_fast.sources._arrow import (
     VectorType,
     sliced_source,
     stream_source,
-    vector_type,
 )
 from splince_fast.sources.base import Source
 
@@ -79,7 +78,10 @@ def from_dataset(
         )
     columns = ColumnNames.from_arguments(embedding, labels, sample_weight)
     name = type(ds).__name__
-    if ds.column_names is not None:  # None: a stream whose columns are unknown before reading
+    vectors = VectorType(None, 4)
+    if ds.features is not None:
+        vectors = columns.vectors(ds.features.arrow_schema, f"the {name}")
+    elif ds.column_names is not None:  # None: a stream whose columns are unknown before reading
         columns.check(ds.column_names, f"the {name}")
     data = ds.select_columns(columns.all()).with_format("arrow")
     if hasattr(ds, "num_rows"):
@@ -87,10 +89,6 @@ def from_dataset(
         return sliced_source(
             lambda start, stop: data[start:stop], n, columns, block_rows, f"{name} of {n} rows"
         )
-    vectors = VectorType(None, 4)
-    if ds.features is not None:
-        field = ds.features.arrow_schema.field(embedding)
-        vectors = vector_type(field.type, f"column {embedding!r}")
 
     def start() -> Iterator[RecordBatch]:
         for table in data.iter(batch_size=_STREAM_ROWS):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from splince_fast._runtime.rows import cause_text
 from splince_fast.exceptions import InputError
-from splince_fast.sources._sharded import Shard, sharded_source, split_array
+from splince_fast.sources._sharded import Shard, make_shard, sharded_source, split_array
 from splince_fast.sources.base import Source, as_paths, describe_files
 
 
@@ -66,7 +65,7 @@ def from_npy(
     >>> source.n_rows, source.nbytes
     (6, 48)
     """
-    shards = [_make_shard(path) for path in as_paths(paths, "paths")]
+    shards = [make_shard(path, open_npy) for path in as_paths(paths, "paths")]
     column_files: list[str] = []
     source = sharded_source(
         shards,
@@ -87,7 +86,7 @@ def _split_column(
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
         return split_array(values, name, counts, describe_files([shard.path for shard in shards]))
-    files = [_make_shard(path) for path in as_paths(values, name)]
+    files = [make_shard(path, open_npy) for path in as_paths(values, name)]
     if len(files) != len(shards):
         raise InputError(
             f"{name} names {len(files)} files but X has {len(shards)}; pass one per shard, or one "
@@ -117,14 +116,6 @@ def _are_paths(values: object) -> bool:
     )
 
 
-def _make_shard(path: str) -> Shard:
-    """Return a .npy file as a shard, with the shape and dtype in its header."""
-    array = open_npy(path)
-    return Shard(
-        path, array.shape, array.dtype, lambda: open_npy(path), lambda rows: _check_size(rows, path)
-    )
-
-
 def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:
     """Open a .npy file as a memory map."""
     try:
@@ -142,14 +133,3 @@ def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:
             "of another format, or hold Python objects; write it with numpy.save and a numeric "
             "dtype"
         ) from error
-
-
-def _check_size(array: np.memmap[Any, Any], path: str) -> None:
-    """Raise InputError if a memory-mapped file has become shorter than its array."""
-    size = cast(mmap.mmap, array.base).size()
-    if size < array.offset + array.nbytes:
-        raise InputError(
-            f"{path!r} became shorter while it was read: {size} bytes where its array needs "
-            f"{array.offset + array.nbytes}; another process may be writing it: start again when "
-            "it is complete"
-        )

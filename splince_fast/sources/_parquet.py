@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from splince_fast.sources._arrow import (
     batches_to_blocks,
     sliced_source,
     stream_source,
-    vector_type,
 )
 from splince_fast.sources.base import (
     Block,
@@ -102,14 +100,12 @@ def from_parquet(
     pa = require("pyarrow", "parquet")
     columns = ColumnNames.from_arguments(embedding, labels, sample_weight)
     if isinstance(paths, pa.RecordBatchReader):
-        columns.check(paths.schema.names, "the RecordBatchReader")
-        vectors = vector_type(paths.schema.field(embedding).type, f"column {embedding!r}")
+        vectors = columns.vectors(paths.schema, "the RecordBatchReader")
         start = iterator_factory(iter(paths), "RecordBatchReader")
         return stream_source(start, columns, block_rows, vectors, "RecordBatchReader")
     if hasattr(paths, "__arrow_c_stream__") or hasattr(paths, "__arrow_c_array__"):
         table = paths if isinstance(paths, pa.Table) else _as_table(paths)
-        columns.check(table.column_names, "the table")
-        vector_type(table.schema.field(embedding).type, f"column {embedding!r}")
+        columns.vectors(table.schema, "the table")
         table = table.select(columns.all())
         return sliced_source(
             lambda start, stop: table.slice(start, stop - start),
@@ -166,15 +162,27 @@ def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None
             f"column {columns.embedding!r} has {second} values per row in {path!r} but {first} in "
             f"{first_path!r}; all files must hold the same embedding"
         )
-    typed_width = next(iter(widths), None)
-    width = typed_width or _width_of_lists(groups)
+    vector_width = next(iter(widths), None)  # of lists, that of the first block
+    width = vector_width or _width_of_lists(groups)
     n = sum(group.n_rows for group in groups)
     mean_width = -(-sum(group.n_values for group in groups) // n) if n else 1
     itemsize = max((group.itemsize for group in groups), default=1)
     size = choose_block_rows(block_rows, width or mean_width, itemsize)
+
+    def read(piece: int, row: int) -> Iterator[Block]:
+        nonlocal vector_width
+        group = groups[piece]
+        place = f"row group {group.number} of {group.path!r}"
+        with _open(group.path) as file:
+            batches = _decode(file, group, columns, size, place)
+            for block in batches_to_blocks(batches, columns, size, vector_width, place, row):
+                vector_width = block.X.shape[1]
+                yield block
+                del block
+
     source = PieceSource(
         describe_files(paths),
-        lambda piece, row: _read(groups[piece:], row, columns, size, typed_width),
+        read,
         [group.n_rows for group in groups],
         size,
         n_features=width,
@@ -188,9 +196,7 @@ def _read_footer(
     file: ParquetFile, path: str, columns: ColumnNames
 ) -> tuple[list[_RowGroup], int | None]:
     """Return the row groups of a file, and the width of its vectors (None for lists)."""
-    columns.check(file.schema_arrow.names, repr(path))
-    arrow_type = file.schema_arrow.field(columns.embedding).type
-    width, itemsize = vector_type(arrow_type, f"column {columns.embedding!r} of {path!r}")
+    width, itemsize = columns.vectors(file.schema_arrow, repr(path))
     prefix = f"{columns.embedding}."
     leaves = [i for i in range(len(file.schema)) if file.schema.column(i).path.startswith(prefix)]
     groups = []
@@ -207,28 +213,6 @@ def _width_of_lists(groups: list[_RowGroup]) -> int | None:
     widths = {divmod(group.n_values, group.n_rows) for group in groups if group.n_rows}
     width, remainder = widths.pop() if len(widths) == 1 else (0, 0)
     return width if width and not remainder else None
-
-
-def _read(
-    groups: list[_RowGroup],
-    first_row: int,
-    columns: ColumnNames,
-    block_rows: int,
-    width: int | None,
-) -> Iterator[Block]:
-    """Yield blocks from row `first_row` of the first group onwards; one file is open at a time."""
-    for path, same_file in itertools.groupby(groups, key=lambda group: group.path):
-        with _open(path) as file:
-            for group in same_file:
-                place = f"row group {group.number} of {path!r}"
-                batches = _decode(file, group, columns, block_rows, place)
-                for block in batches_to_blocks(
-                    batches, columns, block_rows, width, place, first_row
-                ):
-                    width = block.X.shape[1]
-                    yield block
-                    del block
-                first_row = 0
 
 
 def _decode(

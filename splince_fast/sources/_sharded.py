@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,27 +19,28 @@ from splince_fast.sources.base import Block, PieceSource, Source, describe_files
 
 
 class Shard(NamedTuple):
-    """A file, with the shape and dtype that it had when the source was created.
-
-    ``open()`` opens the file and returns the rows. ``check(rows)`` is called before each block, and
-    raises InputError if the rows can no longer be read; by default it does nothing.
-    """
+    """A file, with the shape and dtype that it had when the source was created."""
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    open: Callable[[], Any]
-    check: Callable[[Any], None] = lambda rows: None
+    read: Callable[[str], Any]  # opens the file at `path`, and returns the rows
 
     def rows(self) -> Any:
         """Open the file; raise InputError if its shape or dtype has changed."""
-        rows = self.open()
+        rows = self.read(self.path)
         if (rows.shape, rows.dtype) != (self.shape, self.dtype):
             raise InputError(
                 f"{self.path!r} held {self.dtype} of shape {self.shape} and now holds {rows.dtype} "
                 f"of shape {rows.shape}; make a new source when the files have changed"
             )
         return rows
+
+
+def make_shard(path: str, read: Callable[[str], Any]) -> Shard:
+    """Return a file of rows as a shard."""
+    rows = read(path)
+    return Shard(path, rows.shape, rows.dtype, read)
 
 
 # Function that takes a column and its name. It returns a second function, which maps the index of a
@@ -67,17 +69,13 @@ def sharded_source(
     weight_reader = None if sample_weight is None else split(sample_weight, "sample_weight")
     size = choose_block_rows(block_rows, d, max(shard.dtype.itemsize for shard in shards))
 
-    def read(piece: int, row: int) -> Iterator[Block]:
-        for index in range(piece, len(shards)):
-            yield from read_shard(index, row)
-            row = 0
-
-    def read_shard(index: int, row: int) -> Iterator[Block]:
+    def read(index: int, row: int) -> Iterator[Block]:
         rows = shards[index].rows()
         columns = map_labels(label_readers, lambda reader, _: reader(index))
         weight = None if weight_reader is None else weight_reader(index)
         for start in range(row, len(rows), size):
-            shards[index].check(rows)
+            if isinstance(rows, np.memmap):
+                _check_size(rows, shards[index].path)
             array = rows.view(np.ndarray) if isinstance(rows, np.ndarray) else rows
             yield take_block(array, columns, weight, start, min(start + size, len(rows)))
 
@@ -126,3 +124,14 @@ def _check_shards(shards: Sequence[Shard]) -> None:
                 f"{path!r} has {shape[1]} columns but {shards[0].path!r} has {shards[0].shape[1]}; "
                 "all shards must hold the same embedding"
             )
+
+
+def _check_size(array: np.memmap[Any, Any], path: str) -> None:
+    """Raise InputError if a memory-mapped file has become shorter than its array."""
+    size = cast(mmap.mmap, array.base).size()
+    if size < array.offset + array.nbytes:
+        raise InputError(
+            f"{path!r} became shorter while it was read: {size} bytes where its array needs "
+            f"{array.offset + array.nbytes}; another process may be writing it: start again when "
+            "it is complete"
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import described_type
@@ -73,7 +74,7 @@ def from_torch(
             "block_rows= is for a tensor, but data are batches, each of which is a block; set the "
             "batch_size of the DataLoader, 4096 for instance"
         )
-    keys = _BatchKeys.from_arguments(embedding, labels, sample_weight)
+    names = _entry_names(labels, sample_weight)
     name = f"{type(data).__name__} of batches"
     if not isinstance(data, Iterable) or is_matrix(data):
         raise InputError(
@@ -81,97 +82,70 @@ def from_torch(
             "iterable of batches, or sources.from_arrays(X, labels)"
         )
     items = iterator_factory(data, name)
-    source_class = _ShuffledSource if _shuffles(data) else StreamSource
-    return source_class(
+
+    def to_block(number: int, batch: object) -> Block:
+        X, entries = _read_batch(batch, number, embedding, names)
+        weight = None if sample_weight is None else entries.pop()
+        return Block(X, dict(zip(names, entries, strict=False)) or None, weight)
+
+    return StreamSource(
         name,
-        lambda: map(keys.to_block, enumerate(items())),
+        lambda: itertools.starmap(to_block, enumerate(items())),
         n_rows=_count_rows(data),
+        shuffled=_shuffles(data),
         refills=not isinstance(data, list | tuple | torch.utils.data.DataLoader),
     )
 
 
-class _BatchKeys(NamedTuple):
-    """Keys of the embedding, the labels and the weights in a batch."""
-
-    embedding: str | None
-    labels: tuple[str, ...]
-    sample_weight: str | None
-
-    @classmethod
-    def from_arguments(cls, embedding: str | None, labels: Any, sample_weight: Any) -> Self:
-        """Return the keys; raise InputError unless those of labels and weights are strings."""
-        several = isinstance(labels, Iterable) and not isinstance(labels, str | Mapping)
-        names = tuple(labels) if several and not hasattr(labels, "shape") else (labels,)
-        keys = cls(embedding, () if labels is None else names, sample_weight)
-        for name in keys.entries():
-            if not isinstance(name, str):
-                raise InputError(
-                    "labels= and sample_weight= of batches are names, not "
-                    f"{described_type(name)}; pass labels=['gender'] for batches (X, gender)"
-                )
-        return keys
-
-    def entries(self) -> tuple[str, ...]:
-        """Return the keys of the labels and the weights."""
-        return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
-
-    def to_block(self, numbered_batch: tuple[int, object]) -> Block:
-        """Convert a pair (number, batch) to a block; the number of the batch is for messages."""
-        number, batch = numbered_batch
-        if isinstance(batch, Mapping):
-            X, entries = self._from_mapping(batch, number)
-        else:
-            X, entries = self._from_tuple(batch, number)
-        if hasattr(X, "detach"):
-            X = torch_to_numpy(X)
-        if not is_matrix(X):
+def _entry_names(labels: Any, sample_weight: Any) -> tuple[str, ...]:
+    """Return the keys of the labels and of the weights in a batch."""
+    several = isinstance(labels, Iterable) and not isinstance(labels, str | Mapping)
+    names = tuple(labels) if several and not hasattr(labels, "shape") else (labels,)
+    names = () if labels is None else names
+    names = names if sample_weight is None else (*names, sample_weight)
+    for name in names:
+        if not isinstance(name, str):
             raise InputError(
-                f"X of batch {number} has shape {tuple(getattr(X, 'shape', ()))}; it must be "
-                "(n, d): wrap a Dataset of single samples in a DataLoader, flatten other axes with "
-                "X.flatten(1)"
+                "labels= and sample_weight= of batches are names, not "
+                f"{described_type(name)}; pass labels=['gender'] for batches (X, gender)"
             )
-        weight = None if self.sample_weight is None else entries[self.sample_weight]
-        return Block(X, {name: entries[name] for name in self.labels} or None, weight)
+    return names
 
-    def _from_mapping(self, batch: Mapping[Any, Any], number: int) -> tuple[Any, Mapping[str, Any]]:
-        """Return X, and a mapping with the labels and weights, of a batch that is a mapping."""
-        if self.embedding is None:
+
+def _read_batch(
+    batch: Any, number: int, embedding: str | None, names: tuple[str, ...]
+) -> tuple[Any, list[Any]]:
+    """Return X, and the entries `names`, of a mapping, a tuple, a list, or X alone."""
+    if isinstance(batch, Mapping):
+        if embedding is None:
             raise InputError(
                 f"batch {number} is a mapping with the keys {listed(batch)}; pass the key of X as "
                 "embedding="
             )
-        for name in (self.embedding, *self.entries()):
+        for name in (embedding, *names):
             if name not in batch:
                 raise InputError(
                     f"batch {number} has no key {name!r}; its keys are {listed(batch)}"
                 )
-        return batch[self.embedding], batch
-
-    def _from_tuple(self, batch: object, number: int) -> tuple[Any, Mapping[str, Any]]:
-        """Return X, and a mapping of labels and weights, of a tuple, a list, or X alone."""
-        entries = batch if isinstance(batch, tuple | list) else (batch,)
-        names = self.entries()
-        if self.embedding is not None or len(entries) != 1 + len(names):
-            expected = "a mapping" if self.embedding is not None else f"(X, {', '.join(names)})"
+        X, entries = batch[embedding], [batch[name] for name in names]
+    else:
+        items = batch if isinstance(batch, tuple | list) else (batch,)
+        if embedding is not None or len(items) != 1 + len(names):
+            expected = "a mapping" if embedding is not None else f"(X, {', '.join(names)})"
             raise InputError(
-                f"batch {number} is {described_type(batch)} of {len(entries)}, where {expected} "
-                "is expected; name the entries after X by labels=[...] and sample_weight=, or "
-                "pass embedding= for mappings"
+                f"batch {number} is {described_type(batch)} of {len(items)}, where {expected} is "
+                "expected; name the entries after X by labels=[...] and sample_weight=, or pass "
+                "embedding= for mappings"
             )
-        return entries[0], dict(zip(names, entries[1:], strict=True))
-
-
-class _ShuffledSource(StreamSource):
-    """Source of batches whose order changes from pass to pass, so that resuming is impossible."""
-
-    def iter_from(self, first_block: int = 0) -> Iterator[Block]:
-        """Yield all blocks; raise InputError unless `first_block` is 0."""
-        if first_block:
-            raise InputError(
-                f"{self.name} shuffles, so resuming would count some rows twice and miss others; "
-                "make the DataLoader with shuffle=False: the order does not change the result"
-            )
-        return super().iter_from()
+        X, *entries = items
+    X = torch_to_numpy(X) if hasattr(X, "detach") else X
+    if not is_matrix(X):
+        raise InputError(
+            f"X of batch {number} has shape {tuple(getattr(X, 'shape', ()))}; it must be "
+            "(n, d): wrap a Dataset of single samples in a DataLoader, flatten other axes with "
+            "X.flatten(1)"
+        )
+    return X, entries
 
 
 def _shuffles(data: object) -> bool:

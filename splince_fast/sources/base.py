@@ -1,16 +1,23 @@
-"""Base classes of sources, and conversion of iterables of blocks to sources."""
+"""Base classes of sources, sources of iterables of blocks, and reading ahead in a thread."""
 
 from __future__ import annotations
 
+import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
 
 T = TypeVar("T")
+
+_PAGE_BYTES = 4096
 
 
 class Block(NamedTuple):
@@ -125,9 +132,8 @@ class Source(ABC):
 class PieceSource(Source):
     """Source of pieces of known length, such as shards or row groups; no block spans two pieces.
 
-    ``read(piece, row)`` yields all blocks from row `row` of the piece with index `piece` to the end
-    of the last piece. Every block has `block_rows` rows, except that the last block of a piece may
-    be shorter. Resuming does not read earlier pieces.
+    ``read(piece, row)`` yields the blocks of a piece from row `row` onwards. A block has
+    `block_rows` rows, or fewer at the end of a piece. Resuming does not read earlier pieces.
     """
 
     def __init__(
@@ -140,12 +146,8 @@ class PieceSource(Source):
         n_features: int | None,
         nbytes: int | None,
     ) -> None:
-        super().__init__(
-            f"{name} in blocks of {block_rows} rows",
-            n_rows=sum(piece_rows),
-            n_features=n_features,
-            nbytes=nbytes,
-        )
+        name = f"{name} in blocks of {block_rows} rows"
+        super().__init__(name, n_rows=sum(piece_rows), n_features=n_features, nbytes=nbytes)
         self._read = read
         self._piece_rows = piece_rows
         self._block_rows = block_rows
@@ -163,16 +165,16 @@ class PieceSource(Source):
             blocks = -(-rows // self._block_rows)
             if remaining < blocks:
                 yield from self._read(piece, remaining * self._block_rows)
-                return
-            remaining -= blocks
+            remaining = max(0, remaining - blocks)
         if remaining:
             raise too_few_blocks(self.name, first_block, first_block - remaining)
 
 
 class StreamSource(Source):
-    """Source of the blocks of ``start()``, in order; `once` if only one pass is possible."""
+    """Source of the blocks of ``start()``, in order; resuming discards the earlier blocks.
 
-    # Resuming reads and discards the earlier blocks.
+    `once` says that only one pass is possible, and `shuffled` that the order of the rows changes.
+    """
 
     def __init__(
         self,
@@ -182,15 +184,22 @@ class StreamSource(Source):
         n_rows: int | None = None,
         n_features: int | None = None,
         once: bool = False,
+        shuffled: bool = False,
         refills: bool = False,
     ) -> None:
         super().__init__(name, n_rows=n_rows, n_features=n_features)
         self._start = start
         self.once = once
+        self._shuffled = shuffled
         self.refills = refills
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards; see :meth:`Source.iter_from`."""
+        if first_block and self._shuffled:
+            raise InputError(
+                f"{self.name} shuffles, so resuming would count some rows twice and miss others; "
+                "make the DataLoader with shuffle=False: the order does not change the result"
+            )
         blocks = self._start()
         for number in range(first_block):
             if next(blocks, None) is None:
@@ -247,13 +256,11 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
             f"{argument} is {described_type(blocks)}; pass an iterable of (X, labels), such as a "
             "list or a generator, or one of the sources in splince_fast.sources"
         )
-    name = f"{type(blocks).__name__} of blocks"
-    start = iterator_factory(blocks, name)
-    once = isinstance(blocks, Iterator)
+    start = iterator_factory(blocks, f"{type(blocks).__name__} of blocks")
     return StreamSource(
-        name,
+        f"{type(blocks).__name__} of blocks",
         lambda: map(_as_block, enumerate(start())),
-        once=once,
+        once=isinstance(blocks, Iterator),
         refills=not isinstance(blocks, list | tuple),
     )
 
@@ -271,7 +278,6 @@ def _as_block(numbered_item: tuple[int, object]) -> Block:
 
 
 def _describe(item: object) -> str:
-    """Describe an item by its type and shape, for messages."""
     if isinstance(item, tuple | list):
         return f"{described_type(item)} of ({', '.join(map(_describe, item[:4]))})"
     shape = getattr(item, "shape", None)
@@ -326,3 +332,64 @@ def as_paths(paths: object, name: str) -> list[str]:
 def describe_files(paths: Sequence[str]) -> str:
     """Return the name of files in messages: the path of one, or the number and the first path."""
     return repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files from {paths[0]!r}"
+
+
+# -- reading ahead -------------------------------------------------------------------------------
+
+
+@contextmanager
+def prefetched(source: Source, first_block: int = 0) -> Iterator[Iterator[Block]]:
+    """Iterate over the blocks of a source from `first_block` on; a thread reads one block ahead."""
+    # At most two blocks are in memory. An exception of the source follows the earlier blocks.
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="splince_fast reader") as reader,
+        closing(_read_ahead(reader, source, first_block)) as blocks,
+    ):
+        yield blocks
+
+
+def _read_ahead(
+    reader: ThreadPoolExecutor, source: Source, first_block: int
+) -> Generator[Block, None, None]:
+    blocks = source.iter_from(first_block)
+
+    def read() -> Block | None:
+        block = next(blocks, None)
+        if block is None:
+            return None
+        return Block(*map(_copied, block)) if source.refills else _load_rows(block)
+
+    pending = reader.submit(read)
+    while (block := pending.result()) is not None:
+        pending = reader.submit(read)
+        yield block
+        del block  # so that at most two blocks are in memory
+
+
+def _copied(value: Any) -> Any:
+    """Copy an array, tensor, frame or list, or the columns of a mapping."""
+    if isinstance(value, Mapping):
+        return {name: _copied(column) for name, column in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.copy(order="K")
+    copy = getattr(value, "copy", None) or getattr(value, "clone", None)
+    return value if copy is None else copy()
+
+
+def _load_rows(block: Block) -> Block:
+    """Return the block with its rows in memory; a memory map is copied, lest its file change."""
+    rows = block.X
+    # np.array would drop the mask of a masked array. An array with one axis is an object array of
+    # vectors.
+    if not isinstance(rows, np.ndarray) or rows.ndim < 2 or np.ma.isMaskedArray(rows):
+        return block
+    owner: object = rows
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, mmap.mmap):
+        return block._replace(X=np.array(rows, order="K"))
+    # A library such as Arrow may have memory-mapped the rows, which cannot be detected. Reading one
+    # number per memory page loads the pages from the disk.
+    step = max(1, _PAGE_BYTES // rows.itemsize)
+    (rows[:, ::step] if abs(rows.strides[1]) <= abs(rows.strides[0]) else rows[::step]).copy()
+    return block

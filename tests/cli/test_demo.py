@@ -207,25 +207,6 @@ def test_the_probe_does_not_depend_on_units(data: ProfessionData, scale: float) 
     assert after == pytest.approx(before, rel=1e-12)
 
 
-def test_the_errors_of_coefficients_are_robust_to_clusters(data: ProfessionData) -> None:
-    rows = np.arange(len(data.noun_index))
-    z, y = scores(data, rows)
-    clusters = np.array(data.nouns)[data.noun_index]
-    rng = np.random.default_rng(0)
-    log_odds = 2 * z - y + rng.normal(size=len(data.nouns))[data.noun_index]
-    found, errors = experiment.log_odds_regression(log_odds, z, y, clusters)
-    design = np.stack([np.ones_like(z), z, y], axis=1)
-    expected, *_ = np.linalg.lstsq(design, log_odds)
-    np.testing.assert_allclose(found, expected[1:], rtol=1e-12)
-    residual, inverse = log_odds - design @ expected, np.linalg.inv(design.T @ design)
-    sums = [design[clusters == c].T @ residual[clusters == c] for c in np.unique(clusters)]
-    middle = sum(np.outer(s, s) for s in sums) * len(sums) / (len(sums) - 1)
-    robust = np.sqrt(np.diag(inverse @ middle @ inverse))[1:]
-    np.testing.assert_allclose(errors, robust, rtol=1e-10)
-    _, plain = experiment.log_odds_regression(log_odds, z, y, rows)
-    assert (errors > 2 * plain).all()  # control: as if the prompts of a noun were independent
-
-
 # -- statistics and words ------------------------------------------------------------------------
 
 

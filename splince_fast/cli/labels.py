@@ -1,16 +1,15 @@
-"""Reading of label files (.npy, .csv, .tsv and .parquet) into memory."""
+"""Files of labels (.npy, .csv, .tsv and .parquet), and the options that name them."""
 
 from __future__ import annotations
 
 import csv
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError, LabelError, UnknownVariableError
@@ -20,6 +19,9 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN][aA][nN]")
 # Integers with at most this many digits fit into int64.
 _MAX_DIGITS = 18
+
+# Names of all columns of a file, and the columns that are wanted.
+Contents = tuple[list[str], dict[str, Any]]
 
 
 def read_label_files(
@@ -34,22 +36,18 @@ def read_label_files(
     all_names: list[str] = []
     for option in options:
         name, path = _name_and_path(option)
-        if path.suffix == ".npy":
-            contents: Mapping[str, object] = {name or path.stem: _read_npy(path)}
-            all_names += contents
-        elif name is not None:
+        if name is not None and path.suffix != ".npy":
             raise InputError(
                 f"--labels {option!r}: NAME=FILE is for .npy files; the columns of other files "
                 "have names; pass FILE alone"
             )
-        elif path.suffix in (".csv", ".tsv"):
-            names, contents = _read_csv(path, variables, kinds)
-            all_names += names
-        elif path.suffix == ".parquet":
-            names, contents = _read_parquet(path, variables)
-            all_names += names
-        else:
-            raise InputError(f"labels come from .npy, .csv, .tsv or .parquet files, not {option!r}")
+        if path.suffix not in FORMATS:
+            *others, last = FORMATS
+            raise InputError(
+                f"labels come from {', '.join(others)} or {last} files, not {option!r}"
+            )
+        names, contents = FORMATS[path.suffix](path, name or path.stem, variables, kinds)
+        all_names += names
         columns |= contents
     for name, n_columns in Counter(all_names).items():
         if n_columns > 1 and name in variables:
@@ -85,15 +83,6 @@ def parse_kinds(options: Sequence[str], variables: Sequence[str]) -> dict[str, s
     return kinds
 
 
-def refuse_labels_of_tables(options: Sequence[str]) -> None:
-    """Raise InputError if ``--labels`` has values; for commands with ``--embedding``."""
-    if options:
-        raise InputError(
-            "--labels and --embedding exclude each other: labels are columns of the same files, "
-            "as embeddings.merge(labels, on='id').to_parquet(path) makes them in pandas"
-        )
-
-
 def paths_of(options: Sequence[str]) -> list[str]:
     """Return the paths in the values of ``--labels``."""
     return [str(_name_and_path(option)[1]) for option in options]
@@ -105,9 +94,9 @@ def _name_and_path(option: str) -> tuple[str | None, Path]:
     return (name, Path(path)) if separator and not Path(option).exists() else (None, Path(option))
 
 
-def _read_npy(path: Path) -> NDArray[np.generic]:
+def _read_npy(path: Path, name: str, variables: Sequence[str], kinds: object) -> Contents:
     try:
-        return np.asarray(np.load(path, allow_pickle=False))
+        return [name], {name: np.asarray(np.load(path, allow_pickle=False))}
     except (ValueError, EOFError) as error:
         raise InputError(
             f"{str(path)!r} cannot be read as labels: {error}. Save them as an array of strings, "
@@ -116,64 +105,61 @@ def _read_npy(path: Path) -> NDArray[np.generic]:
 
 
 def _read_csv(
-    path: Path, variables: Sequence[str], kinds: Mapping[str, str]
-) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of all columns of a .csv or .tsv file, and the columns in `variables`."""
+    path: Path, _: str, variables: Sequence[str], kinds: Mapping[str, str], delimiter: str = ","
+) -> Contents:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-            names = [name.strip() for name in next(rows, [])]
+            lines = csv.reader(file, delimiter=delimiter, strict=True)
+            names = [name.strip() for name in next(lines, [])]
             positions = {name: i for i, name in enumerate(names) if name in variables}
-            cells: dict[str, list[str]] = {name: [] for name in positions}
-            # Line number of the first empty line, 0 if there is none. An empty line may only be
-            # followed by other empty lines.
-            empty_line = 0
-            for row in rows:
-                if not row:
-                    empty_line = empty_line or rows.line_num
-                    continue
-                if empty_line or len(row) != len(names):
-                    raise _row_error(
-                        path, empty_line, empty_line or rows.line_num, len(row), len(names)
-                    )
-                for name, position in positions.items():
-                    cells[name].append(row[position].strip())
+            rows: list[list[str]] = []
+            empty_line = 0  # number of the first empty line, which only empty lines may follow
+            for row in lines:
+                if row and (empty_line or len(row) != len(names)):
+                    raise _row_error(path, empty_line, lines.line_num, len(row), len(names))
+                if row:
+                    rows.append([row[i].strip() for i in positions.values()])
+                elif not empty_line:
+                    empty_line = lines.line_num
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(
             f"{str(path)!r} cannot be read: {error}. Save it as a comma- or tab-separated file in "
             "UTF-8 with a header"
         ) from error
-    return names, {n: _parse_column(texts, n, path, kinds.get(n)) for n, texts in cells.items()}
+    return names, {
+        name: _parse_column([row[i] for row in rows], name, path, kinds.get(name))
+        for i, name in enumerate(positions)
+    }
+
+
+def _read_tsv(
+    path: Path, name: str, variables: Sequence[str], kinds: Mapping[str, str]
+) -> Contents:
+    return _read_csv(path, name, variables, kinds, "\t")
 
 
 def _row_error(
-    path: Path, empty_line: int, line_number: int, n_fields: int, n_expected: int
+    path: Path, empty_line: int, line: int, n_fields: int, n_expected: int
 ) -> LabelError:
-    """Return the error for an empty line before a row, or for a row with a wrong number of fields.
-
-    `empty_line` is the line number of the empty line, or 0 if the number of fields is wrong.
-    """
-    if empty_line:
-        advice = (
-            'a missing label is "" on a line of its own'
-            if n_expected == 1
-            else "delete it, or write the delimiters of missing labels"
+    if not empty_line:
+        return LabelError(
+            f"{str(path)!r} has {n_fields} fields in line {line}, and {n_expected} in its header; "
+            'a missing label is an empty field between delimiters, or ""'
         )
-        return LabelError(f"{str(path)!r} has an empty line {line_number} among its rows; {advice}")
-    return LabelError(
-        f"{str(path)!r} has {n_fields} fields in line {line_number}, and {n_expected} in its "
-        'header; a missing label is an empty field between delimiters, or ""'
+    advice = (
+        'a missing label is "" on a line of its own'
+        if n_expected == 1
+        else "delete it, or write the delimiters of missing labels"
     )
+    return LabelError(f"{str(path)!r} has an empty line {empty_line} among its rows; {advice}")
 
 
 def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> object:
-    """Convert a column of text to integers, floats or classes; an empty text is a missing label.
-
-    If `kind` is "classes", the text is not parsed, so that "01" and "1" are different classes.
-    """
-    if kind == "classes":
-        return encode_one([text or None for text in texts], len(texts), name=name)
+    """Convert text to integers, else to floats, else to classes; an empty text is missing."""
+    classes = [text or None for text in texts]
     present = [text for text in texts if text]
+    if kind == "classes":  # "01" and "1" are different
+        return encode_one(classes, len(texts), name=name)
     if all(map(_INTEGER.fullmatch, present)):
         longest = max(present, key=len, default="")
         if len(longest) > _MAX_DIGITS:
@@ -186,18 +172,17 @@ def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> 
         return np.ma.masked_array(integers, missing) if missing.any() else integers
     numbers = [bool(_NUMBER.fullmatch(text)) for text in present]
     if all(numbers):
-        return np.array([float(text) if text else np.nan for text in texts])
+        return np.array([float(text or "nan") for text in texts])
     if any(numbers) and kind is None:
         raise LabelError(
             f"column {name!r} of {str(path)!r} holds numbers and text such as "
             f"{present[numbers.index(False)]!r}; leave missing labels empty, or pass "
             f"--kind {name}=classes if all of them are names"
         )
-    return encode_one([text or None for text in texts], len(texts), name=name, kind=kind)
+    return encode_one(classes, len(texts), name=name, kind=kind)
 
 
-def _read_parquet(path: Path, variables: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of all columns of a Parquet file, and the columns in `variables`."""
+def _read_parquet(path: Path, _: str, variables: Sequence[str], kinds: object) -> Contents:
     from splince_fast.sources._arrow import label_column
 
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
@@ -207,3 +192,11 @@ def _read_parquet(path: Path, variables: Sequence[str]) -> tuple[list[str], dict
     except pa.ArrowException as error:
         raise InputError(f"{str(path)!r} cannot be read as Parquet: {error}") from error
     return names, {name: label_column(table, name) for name in table.column_names}
+
+
+FORMATS: dict[str, Callable[[Path, str, Sequence[str], Mapping[str, str]], Contents]] = {
+    ".npy": _read_npy,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": _read_parquet,
+}
