@@ -48,7 +48,7 @@ from splince_fast.methods.label_features import warn_of_labels
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.snapshot import Factored, Statistics
+from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.projection import Projection
 from splince_fast.report import (
     DiagonalCovariance,
@@ -312,7 +312,7 @@ class MethodCall(NamedTuple):
         ratio = float(np.sqrt(variances[amplifying].max() / variances.mean()))
         remedies = []
         if self.whitened and self.refinement is None and not self.options.shrinkage:
-            if isinstance(stats, Factored):
+            if stats.factor is not None:  # a copy
                 remedies.append(f"moments.factored({_SHRINKAGE:g})")
             else:
                 options = replace(self.options, shrinkage=_SHRINKAGE)

@@ -532,7 +532,7 @@ def test_snapshots_folds_and_other_methods() -> None:
 
 def test_too_few_rows_for_the_formula_state_no_excess() -> None:
     """excess = (1 - f) p / (m - p - 2), of m = 10 rows and p regressors."""
-    sample = sampled.SampleStatistics(10, 10.0, 0.1, EPS)
+    sample = sampled.SampleStatistics(10, 10.0, 0.1)
     one = np.array([[1.0, 0.0]])
     assert sample.distortion(one, np.eye(1), 8)[1] is None
     assert sample.distortion(one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)

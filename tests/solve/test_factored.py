@@ -1,6 +1,6 @@
 """One factor for many erasers: the same results as from the moments, at a fraction of the cost.
 
-Modules: `methods.method_call`, `moments.snapshot`, `_solve.factor`.
+Modules: `methods.method_call`, `moments.statistics`, `_solve.factor`.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_unknown_variables_and_other_objects() -> None:
 def test_gram_is_that_of_the_covariance_without_shrinkage(n: int, shrinkage: float | None) -> None:
     whole = moments(n)
     rows = np.random.default_rng(1).normal(size=(3, 12))
-    found = whole.factored(shrinkage).gram(rows)
+    found = whole.factored(shrinkage)._copy.gram(rows)
     expected = rows @ whole.covariance(ddof=0) @ rows.T
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 

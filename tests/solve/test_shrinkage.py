@@ -10,7 +10,7 @@ from problems import EPS
 from sklearn.covariance import oas
 
 import splince_fast as sf
-from splince_fast._solve.shrinkage import intensity
+from splince_fast._solve.factor import oas as intensity_of
 
 
 def problem(n: int, d: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -22,7 +22,7 @@ def problem(n: int, d: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.n
 
 def oas_of(moments: sf.Moments) -> float:
     state = moments._state()
-    return intensity("oas", state.scatter, state.weight)
+    return intensity_of(state.scatter, state.weight)
 
 
 def tolerance(n: int, d: int) -> float:
