@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_OK, Factor, of_columns
-from splince_fast._runtime.rows import NO_WEIGHT, Rows
-from splince_fast._runtime.sparse import SparseRows, parts, subtracted
+from splince_fast._runtime.rows import Rows
+from splince_fast._runtime.sparse import SparseRows, subtracted
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MAX_PASSES, Options, is_integer
@@ -68,8 +68,7 @@ def _images(source: Source, stats: Statistics, columns: Float) -> Float:
 def _add_sparse(
     rows: Any, weight: Float | None, stats: Statistics, vectors: Float, out: Float, sums: Float
 ) -> None:
-    import splince_fast._kernels.sparse as kernels
-
+    # Columns far from zero are centred before, so that no digits are lost.
     n, shift = len(rows), np.zeros(len(vectors))
     far = far_from_zero(stats.mean, stats.variances)
     shift[far] = stats.mean[far]
@@ -77,12 +76,11 @@ def _add_sparse(
     mean = stats.mean - shift
     found = sum_stored(array, weight, np.empty((0, n), np.intp), 0, np.empty((0, n)), mean)
     sums += found.total - found.weight_sum * mean, found.squares
-    weighted = np.zeros(vectors.shape[1])
-    kernels.add_images(
-        *parts(array), NO_WEIGHT if weight is None else weight, vectors, mean @ vectors,
-        np.empty(len(weighted)), weighted, out,
-    )  # fmt: skip
-    out -= np.outer(mean, weighted)
+    coordinates = array @ vectors - mean @ vectors
+    if weight is not None:
+        coordinates *= weight[:, None]
+    out += array.T @ coordinates
+    out -= np.outer(mean, coordinates.sum(axis=0))
 
 
 def _add_dense(
@@ -104,9 +102,9 @@ def _compare(
     # `moments`, (2, d), are the means of x - mean and of its squares.
     roundings = tolerances.EPS * (512 + 8 * n_rows**0.5)
     if n_rows != stats.n_rows:
-        raise _other_rows_error(source, f"{n_rows:,} rows", f"{stats.n_rows:,}")
+        raise _other_rows_error(source, f"{n_rows:,} rows, not {stats.n_rows:,}")
     if abs(weight_sum - stats.weight) > roundings * stats.weight:
-        raise _other_rows_error(source, f"weight sum {weight_sum:.12g}", f"{stats.weight:.12g}")
+        raise _other_rows_error(source, f"weight {weight_sum:.12g}, not {stats.weight:.12g}")
     deviation = np.sqrt(stats.variances)
     offset = 64 * tolerances.EPS * (np.abs(stats.mean) + deviation)
     errors = np.abs(moments[0]), np.abs(moments[1] - stats.variances)
@@ -118,11 +116,10 @@ def _compare(
             raise _other_rows_error(source, f"another {name} of feature {features[0]}")
 
 
-def _other_rows_error(source: Source, found: str, expected: str = "another") -> InputError:
+def _other_rows_error(source: Source, found: str) -> InputError:
     return InputError(
-        f"refine is {source.name}, which does not have the accumulated rows: it has {found}, and "
-        f"the moments have {expected}. Pass the source from which the moments were accumulated, "
-        "with all rows and the same weights"
+        f"refine is {source.name}, which does not have the accumulated rows: it has {found}; pass "
+        "the source from which the moments were accumulated, with all rows and the same weights"
     )
 
 
@@ -171,9 +168,9 @@ class Refinement:
         if options.shrinkage:
             raise InputError("refine= does not shrink the covariance; leave shrinkage= out")
         if source.n_features not in (None, d := len(stats.mean)):
-            raise _other_rows_error(source, f"{source.n_features} features", f"{d}")
+            raise _other_rows_error(source, f"{source.n_features} features, not {d}")
         if source.n_rows is not None and source.n_rows < stats.n_rows:
-            raise _other_rows_error(source, f"{source.n_rows:,} rows", f"{stats.n_rows:,}")
+            raise _other_rows_error(source, f"{source.n_rows:,} rows, not {stats.n_rows:,}")
         if self.passes > 1 and isinstance(source, StreamSource) and source.once:
             raise InputError(
                 f"passes is {self.passes}, and {source.name} can be read only once; pass a list of "
