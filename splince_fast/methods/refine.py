@@ -28,7 +28,7 @@ from splince_fast._runtime.rows import Rows
 from splince_fast._runtime.sparse import SparseRows, subtracted
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import oblique
-from splince_fast._solve.options import MAX_PASSES, Options, is_integer
+from splince_fast._solve.options import MAX_PASSES, Options, check_moment_options, is_integer
 from splince_fast.exceptions import InputError
 from splince_fast.moments.diagonal import far_from_zero, sum_stored
 from splince_fast.moments.inputs import read_update
@@ -165,11 +165,10 @@ class Refinement:
                 "refine= improves erasers of moments made with covariance_type='diag', which keep "
                 f"no covariance; {remedy if stats.is_diagonal else 'leave it out'}"
             )
-        if options.shrinkage:
-            raise InputError("refine= does not shrink the covariance; leave shrinkage= out")
+        check_moment_options(1.0, "diag", self.passes, options.shrinkage, options.solver)
         if source.n_features not in (None, d := len(stats.mean)):
             raise _other_rows_error(source, f"{source.n_features} features, not {d}")
-        if source.n_rows is not None and source.n_rows < stats.n_rows:
+        if (source.n_rows or stats.n_rows) < stats.n_rows:
             raise _other_rows_error(source, f"{source.n_rows:,} rows, not {stats.n_rows:,}")
         if self.passes > 1 and isinstance(source, StreamSource) and source.once:
             raise InputError(

@@ -19,7 +19,7 @@ from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, class_noise
-from splince_fast._solve.options import Options
+from splince_fast._solve.options import Options, check_moment_options
 from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
@@ -93,13 +93,10 @@ class Statistics:
         policy = options.shrinkage
         if self.factor is not None:
             return self.shrinkage
+        if self.is_diagonal:
+            check_moment_options(1.0, "diag", 0, policy, options.solver)
         if not isinstance(policy, str):
             return float(policy or 0.0)
-        if self.is_diagonal:
-            raise InputError(
-                f"shrinkage={policy!r} needs the whole covariance, which moments made with "
-                "covariance_type='diag' do not store; pass a number in [0, 1]"
-            )
         if policy == "cv":
             raise InputError(
                 "shrinkage='cv' is chosen on folds: pass those of Moments.from_blocks(source, "
@@ -114,11 +111,6 @@ class Statistics:
             return self._stored(self.factor, options, floor)
         floor = self.floor if floor is None else floor
         if self.is_diagonal:
-            if options.solver != "auto":
-                raise InputError(
-                    f"solver={options.solver!r} factors a d x d matrix, which moments made with "
-                    "covariance_type='diag' do not store; leave solver at 'auto'"
-                )
             variances = (1 - intensity) * self.variances + intensity * self.variances.mean()
             return self._with_rounding(kernels.diagonal(variances, floor))
         if isinstance(self.accumulator, SampledAccumulator):
