@@ -333,16 +333,23 @@ def test_states_that_do_not_go_together(form: str, text: str) -> None:
 # --- sums of the variances ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_the_state_is_its_definition(sparse: bool) -> None:
+@forms
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_state_is_its_definition(form: str, dtype: Any) -> None:
+    """Variances and cross-covariances are of all rows, also if some are sampled."""
+    parameters, convert = FORMS[form]
     X, labels = rows()
-    weight = np.random.default_rng(1).integers(0, 4, len(X)).astype(float)
-    given = scipy.sparse.csr_array(X) if sparse else X
-    moments = sf.Moments(**DIAG).update(given, labels, sample_weight=weight)
-    centred = X - weight @ X / weight.sum()
+    X[:, 2] += 100.0
+    X[:, 5] = 7.0
+    X = X.astype(dtype)
+    weight = np.random.default_rng(1).integers(0, 4, len(X)) / 4
+    moments = sf.Moments(**parameters).update(convert(X), labels, sample_weight=weight)
+    wide = X.astype(np.float64)
+    centred = wide - weight @ wide / weight.sum()
     expected = weight @ centred**2
     np.testing.assert_allclose(squares_of(moments), expected, atol=len(X) * EPS * expected.max())
-    full = sf.Moments().update(X, labels, sample_weight=weight)
+    assert squares_of(moments)[5] == 0.0
+    full = sf.Moments().update(wide, labels, sample_weight=weight)
     for name in labels:
         np.testing.assert_allclose(
             moments.cross_covariance(name), full.cross_covariance(name), atol=1e-12
@@ -574,8 +581,8 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
     given: dict[str, Any] = {"subsample": 0.2, "block_rows": 256}
     whole = fed(X, labels, len(X), **given)
     assert all(same_bits(whole, fed(X, labels, step, **given)) for step in (1, 77, 256, 777))
-    half = fed(X[:700], {k: v[:700] for k, v in labels.items()}, 700, **given)
-    rest = X[700:], {k: v[700:] for k, v in labels.items()}
+    half = fed(X[:700], part_of(labels, slice(700)), 700, **given)
+    rest = X[700:], part_of(labels, slice(700, None))
     assert same_bits(whole, pickle.loads(pickle.dumps(half)).update(*rest))
     # Control: a stream that forgets where it stood takes other rows.
     half._accumulator.position = 0  # type: ignore[attr-defined]
@@ -596,55 +603,39 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, classes: int) ->
     assert same_bits(found[0], found[2])
 
 
-def test_scaled_weights_scale_every_sum() -> None:
+@forms
+def test_scaled_weights_scale_every_sum(form: str) -> None:
+    """A power of 2 scales sums without rounding, so that every eraser has the same bits."""
+    parameters, convert = FORMS[form]
     X, labels = gaussian(5000, 6, 1.0)
-    moments = sf.Moments(subsample=0.3).update(X, labels)
+    moments = sf.Moments(**parameters).update(convert(X), labels)
     scaled = moments.scaled(0.25)
-    assert scaled.weight == 0.25 * moments.weight
-    assert scaled.n_rows == moments.n_rows
-    # A power of 2 scales sums and their sample without rounding, so every
-    # statistic of ddof 0 and every eraser has the same bits.
-    assert np.array_equal(scaled.covariance(ddof=0), moments.covariance(ddof=0))
+    assert (scaled.weight, scaled.n_rows) == (0.25 * moments.weight, moments.n_rows)
     erasers = [sf.leace(m, erase="z") for m in (scaled, moments)]
     assert np.array_equal(erasers[0].left, erasers[1].left)
     assert erasers[0].report.distortion == erasers[1].report.distortion
-    again = scaled.scaled(4.0)
-    assert same_bits(again, moments)
+    assert same_bits(scaled.scaled(4.0), moments)
     assert not same_bits(scaled, moments)  # control
 
 
 def test_weights_of_a_sample_are_frequencies() -> None:
     X, labels = gaussian(5000, 6, 1.0)
-    rng = np.random.default_rng(3)
-    weight = rng.integers(0, 3, 5000).astype(np.float64)
-    given = sf.Moments(subsample=0.3).update(X, labels, sample_weight=weight)
-    present = weight > 0
-    absent = sf.Moments(subsample=0.3).update(
-        X[present], {k: v[present] for k, v in labels.items()}, sample_weight=weight[present]
+    weight = np.random.default_rng(3).integers(0, 3, 5000).astype(np.float64)
+
+    def of(index: Any, weight: Any = None) -> sf.Moments:
+        moments = sf.Moments(subsample=0.3)
+        return moments.update(X[index], part_of(labels, index), sample_weight=weight)
+
+    weighted, present = of(slice(None), weight), weight > 0
+    assert same_bits(weighted, of(present, weight[present])), "a weight of 0 is absence"
+    twice = of(np.repeat(np.arange(5000), weight.astype(int)))
+    np.testing.assert_allclose(weighted.mean, twice.mean, atol=1e-12)
+    np.testing.assert_allclose(
+        weighted.cross_covariance("z"), twice.cross_covariance("z"), atol=1e-12
     )
-    assert same_bits(given, absent), "a weight of 0 is absence"
-    repeated = np.repeat(np.arange(5000), weight.astype(int))
-    twice = sf.Moments(subsample=0.3).update(
-        X[repeated], {k: v[repeated] for k, v in labels.items()}
-    )
-    np.testing.assert_allclose(given.mean, twice.mean, atol=1e-12)
-    np.testing.assert_allclose(given.cross_covariance("z"), twice.cross_covariance("z"), atol=1e-12)
     # The scatter in expectation: a variance of m rows has the relative error sqrt(2 / m).
-    ratio = given.covariance().diagonal() / twice.covariance().diagonal()
+    ratio = weighted.covariance().diagonal() / twice.covariance().diagonal()
     assert np.abs(ratio - 1).max() < 6 * (2 * 2 / 1200) ** 0.5
-
-
-def test_variances_are_of_all_rows() -> None:
-    rng = np.random.default_rng(0)
-    n = 3000
-    X = (gaussian(n, 5, 0.0)[0] + 100.0).astype(np.float32)
-    X[:, 4] = 7.0
-    weight = rng.random(n) + 0.5
-    moments = sf.Moments(subsample=0.3).update(X, sample_weight=weight)
-    squares = squares_of(moments)
-    naive = np.average((X - np.average(X, axis=0, weights=weight)) ** 2, axis=0, weights=weight)
-    np.testing.assert_allclose(squares / weight.sum(), naive, rtol=1e-6, atol=1e-20)
-    assert squares[4] == 0.0
 
 
 def test_a_class_without_a_sampled_row_is_erased() -> None:
@@ -671,20 +662,9 @@ def test_subsample_of_one_has_the_bits_of_the_full_covariance() -> None:
     assert splince(plain).report.sampling is None  # type: ignore[union-attr]
 
 
-def test_snapshots_folds_and_other_methods() -> None:
+def test_a_sample_for_other_methods_and_for_folds() -> None:
     X, labels = gaussian(8000, 6, 1.0)
-    moments = sf.Moments(subsample=0.1).update(X, labels)
-    kept = moments.factored()
-    for fit in (leace, splince):
-        one, other = fit(moments), fit(kept)  # type: ignore[arg-type]
-        np.testing.assert_allclose(one.left, other.left, rtol=1e-10, atol=1e-12)
-        assert one.report is not None
-        assert other.report is not None
-        assert abs(one.report.distortion / other.report.distortion - 1) < 1e-9
-        assert one.report.sampling.expected_excess == pytest.approx(
-            other.report.sampling.expected_excess
-        )
-    plain = sf.Moments().update(X, labels)
+    moments, plain = (sf.Moments(**p).update(X, labels) for p in ({"subsample": 0.1}, {}))
     np.testing.assert_allclose(
         sf.sal(moments, erase="z").left, sf.sal(plain, erase="z").left, atol=1e-12
     )

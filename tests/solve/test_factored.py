@@ -38,11 +38,14 @@ def moments(n: int = 400, d: int = 12, seed: int = 0, **options: Any) -> sf.Mome
 
 
 @pytest.mark.parametrize(("method", "arguments"), CALLS)
-@pytest.mark.parametrize("n", [400, 9])
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [(400, {}), (9, {}), (400, {"subsample": 0.5}), (400, {"covariance_type": "diag"})],
+)
 def test_every_method_gives_the_same_from_a_snapshot(
-    method: str, arguments: dict[str, Any], n: int
+    method: str, arguments: dict[str, Any], n: int, options: dict[str, Any]
 ) -> None:
-    whole = moments(n)
+    whole = moments(n, **options)
     kept = whole.factored()
     call = getattr(sf, method)
     try:
@@ -57,9 +60,8 @@ def test_every_method_gives_the_same_from_a_snapshot(
     a, b = found.report.to_dict(), expected.report.to_dict()
     # The remembered covariance is scaled and back: two roundings an entry.
     for figures in (a, b):
-        figures["distortion"] = round(figures["distortion"], 9)
-        if figures["distortion_leace"] is not None:
-            figures["distortion_leace"] = round(figures["distortion_leace"], 9)
+        for name in ("distortion", "distortion_leace"):
+            figures[name] = figures[name] and round(figures[name], 9)
     assert a == b
 
 
@@ -94,36 +96,28 @@ def test_concept_strength_takes_a_snapshot(n: int) -> None:
         assert sf.concept_strength(kept, name) == sf.concept_strength(whole, name)
 
 
-def test_later_updates_do_not_change_a_snapshot() -> None:
-    whole = moments()
+@pytest.mark.parametrize("options", [{}, {"covariance_type": "diag"}, {"subsample": 0.5}])
+@pytest.mark.parametrize("block_rows", [16, None])  # rows are merged at once, or wait
+def test_later_updates_do_not_change_a_snapshot(
+    options: dict[str, Any], block_rows: int | None
+) -> None:
+    whole = moments(block_rows=block_rows, **options)
     kept = whole.factored()
-    before = sf.splince(kept, erase="z", keep="y")
-    whole.update(np.random.default_rng(9).normal(size=(50, 12)), {"z": np.arange(50) % 5})
-    after = sf.splince(kept, erase="z", keep="y")
-    np.testing.assert_array_equal(before.left, after.left)
+    sums = {name: whole.cross_covariance(name) for name in ("z", "y")}
+    before = [sf.sal(kept, erase=name).matrix() for name in sums]
+    rng = np.random.default_rng(9)
+    labels = {"z": np.arange(800) % 5, "y": rng.normal(size=(800, 2))}
+    whole.update(rng.normal(size=(800, 12)) + 3.0, labels)
+    for name, old in sums.items():  # the control: the moments did change
+        assert np.abs(whole.cross_covariance(name)[:, : old.shape[1]] - old).max() > 0.01
+    for name, matrix in zip(sums, before, strict=True):
+        np.testing.assert_array_equal(sf.sal(kept, erase=name).matrix(), matrix)
     assert kept.n_rows == 400
     assert kept.variables == {"z": "classes", "y": "continuous"}
     for array in (kept.mean, kept.variances):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0.0
     assert "Factored(400 rows, 12 features" in repr(kept)
-
-
-@pytest.mark.parametrize("options", [{}, {"covariance_type": "diag"}, {"subsample": 0.5}])
-def test_updates_that_are_merged_do_not_change_a_snapshot(options: dict[str, Any]) -> None:
-    """Rows that wait change no sums: blocks of 16 rows are merged at once."""
-    whole = moments(block_rows=16, **options)
-    kept = whole.factored()
-    sums = {name: whole.cross_covariance(name) for name in ("z", "y")}
-    before = [sf.sal(kept, erase=name).matrix() for name in sums]
-    rng = np.random.default_rng(9)
-    whole.update(
-        rng.normal(size=(800, 12)) + 3.0, {"z": np.arange(800) % 3, "y": rng.normal(size=(800, 2))}
-    )
-    for name, old in sums.items():  # the control: the moments did change
-        assert np.abs(whole.cross_covariance(name) - old).max() > 0.01
-    for name, matrix in zip(sums, before, strict=True):
-        np.testing.assert_array_equal(sf.sal(kept, erase=name).matrix(), matrix)
 
 
 def test_a_solve_that_fails_keeps_no_lock() -> None:
@@ -150,6 +144,18 @@ def test_a_snapshot_costs_one_square_matrix() -> None:
 def test_a_snapshot_that_cholesky_refuses_is_refused_at_once() -> None:
     with pytest.raises(sf.SplinceError, match="solver='auto'"):
         sf.Moments().update(np.ones((5, 3))).update(np.eye(3)[:1]).factored(solver="cholesky")
+
+
+def test_a_snapshot_that_leaves_out_a_feature_of_the_test_is_refused() -> None:
+    """The factor of float32 rows has no feature that varies by their rounding; the test has."""
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(400, 4)).astype(np.float32), rng.integers(0, 2, 400)
+    x[:, 3] = 1000 + np.spacing(np.float32(1000)) * rng.integers(0, 2, 400)
+    moments = sf.Moments().update(x, {"z": z})
+    assert sf.concept_strength(moments, "z").rank_x == 4
+    with pytest.raises(sf.InputError, match=r"leaves out feature\(s\) 3.*pass the moments"):
+        sf.concept_strength(moments.factored(), "z")
+    assert sf.leace(moments.factored(), erase="z").rank == 1
 
 
 def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
