@@ -229,8 +229,7 @@ def _refuse_approximate(stats: Statistics) -> None:
             f"these moments were factored with shrinkage {stats.shrinkage:.3g}, which "
             "changes correlations; pass moments.factored() without it, or the moments"
         )
-    parameters = stats.accumulator.parameters
-    if parameters.subsample < 1 or parameters.is_diagonal:
+    if stats.parameters.subsample < 1 or stats.is_diagonal:
         raise InputError(
             "the chance level needs the covariance of all rows, which these moments lack; "
             "accumulate with covariance_type='full' and subsample=1 for a test"

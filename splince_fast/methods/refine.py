@@ -18,7 +18,7 @@ columns in this space, and the computed distortion is exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MAX_PASSES, Options, check_moment_options, is_integer
 from splince_fast.exceptions import InputError
+from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.diagonal import far_from_zero, sum_stored
 from splince_fast.moments.inputs import read_update
 from splince_fast.moments.statistics import Statistics
@@ -46,11 +47,11 @@ _PIECE = 1 << 20
 
 def _images(source: Source, stats: Statistics, columns: Float) -> Float:
     """Return V^T Cov(x), (m, d), for V^T = `columns`, (m, d), by one pass over the rows."""
-    vectors = np.ascontiguousarray(columns.T)
+    accumulator, vectors = cast(Accumulator, stats.accumulator), np.ascontiguousarray(columns.T)
     out, sums, n_rows, weight_sum = np.zeros(vectors.shape), np.zeros((2, len(vectors))), 0, 0.0
     with prefetched(source) as blocks:
         for block in blocks:
-            batch = read_update(block.X, None, block.sample_weight, None, stats.accumulator)
+            batch = read_update(block.X, None, block.sample_weight, None, accumulator)
             batch.rows.check()
             add = _add_sparse if isinstance(batch.rows, SparseRows) else _add_dense
             add(batch.rows, batch.weight, stats, vectors, out, sums)

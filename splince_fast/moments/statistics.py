@@ -52,7 +52,8 @@ class Statistics:
     def __init__(self, accumulator: Accumulator) -> None:
         state, parameters = accumulator.nonempty_state(), accumulator.parameters
         second = state.second
-        self.accumulator, self.is_diagonal = accumulator, parameters.covariance_type == "diag"
+        self.accumulator: Accumulator | None = accumulator
+        self.parameters, self.is_diagonal = parameters, parameters.covariance_type == "diag"
         # `kinds` and `joint` of the moments
         self.interpretation = parameters.kinds, parameters.joint
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
@@ -195,48 +196,43 @@ class Statistics:
         # The result is empty for moments without `by`, if z is not in `names`, has one class, or
         # has too few rows for the rank of Cov(x). `factor` is of Cov(x) without shrinkage; it is
         # computed if it is None.
-        accumulator, by = self.accumulator, self.accumulator.parameters.by
-        if self.factor is not None or not isinstance(accumulator, ClassAccumulator):
+        accumulator, by = self.accumulator, self.parameters.by
+        if not isinstance(accumulator, ClassAccumulator):
             return self.noise
         if by is None or by not in names:
             return {}
-        variable = cast(ClassSums, self.variable(by))
+        variable, d = cast(ClassSums, self.variable(by)), len(self.mean)
         parts = [accumulator.parts[name] for name in variable.names if name in accumulator.parts]
         inputs = [Statistics(p).covariance for p in parts if p.state and p.state.weight]
         factor = factor or self.factored(Options(), 0.0)
         if len(inputs) < 2 or variable.weight <= factor.rank + 1:
             return {}
         _, s, directions = np.linalg.svd(factor.whiten(variable.span()), full_matrices=False)
-        directions = directions[s > len(self.mean) * tolerances.EPS * s.max(initial=0.0)]
-        if factor.rank <= len(directions):
+        directions = directions[s > d * tolerances.EPS * s.max(initial=0.0)]
+        rank, dimension = len(directions), factor.rank - len(directions)
+        if dimension <= 0:
             return {}
 
         def remove_directions(whitened: Float) -> Float:
-            return np.asarray(whitened - (whitened @ directions.T) @ directions)
+            return np.ascontiguousarray(whitened - (whitened @ directions.T) @ directions)
 
         # For a class covariance A of whitened x, tr(A) is the sum of u^T A u over an orthonormal
         # basis. In a high dimension, tr(A) is estimated by the sum over m random orthonormal
         # vectors u, divided by m / dimension.
-        dimension = factor.rank - len(directions)
-        probes, exact = np.eye(len(self.mean)), dimension <= _PROBES
-        if not exact:
-            random_vectors = np.random.default_rng(0).standard_normal((_PROBES, len(self.mean)))
-            on_support = factor.whiten(factor.unwhiten(random_vectors))
-            probes = np.ascontiguousarray(np.linalg.qr(remove_directions(on_support).T)[0].T)
-        probes = remove_directions(probes)
-        probes_in_x = factor.solve(factor.unwhiten(np.ascontiguousarray(probes)))  # L^{+T} u
-        fraction = 1.0 if exact else len(probes) / dimension
+        m = min(_PROBES, dimension)
+        random_vectors = np.random.default_rng(0).standard_normal((m, d))
+        on_support = remove_directions(factor.whiten(factor.unwhiten(random_vectors)))
+        probes = remove_directions(np.linalg.qr(on_support.T)[0].T)
+        probes_in_x = factor.solve(factor.unwhiten(probes))  # L^{+T} u
         images = [
             remove_directions(factor.whiten(np.ascontiguousarray(part.times(probes_in_x))))
             for part in inputs
         ]
         weights = np.array([part.weight for part in inputs])
-        traces, squares = (
-            np.array([np.vdot(first, second) for first, second in pairs]) / fraction
-            for pairs in (((probes, a) for a in images), ((a, a) for a in images))
-        )
-        n_probes = None if exact else len(probes)
-        return {by: class_noise(weights, traces, squares, factor.rank, len(directions), n_probes)}
+        traces = np.array([np.vdot(probes, image) for image in images]) * dimension / m
+        squares = np.array([np.vdot(image, image) for image in images]) * dimension / m
+        n_probes = m if m < dimension else None
+        return {by: class_noise(weights, traces, squares, factor.rank, rank, n_probes)}
 
     def copied(self, options: Options) -> Statistics:
         """Return an independent copy with Cov(x) factored; a copy returns itself."""
@@ -253,7 +249,7 @@ class Statistics:
         result.pairs, result.factor = self.pairs.copy(), factor
         # The copy neither reads the moments nor keeps their memory.
         result.covariance = covariance._replace(scatter=np.empty((0, 0)))
-        result.accumulator = Accumulator(self.accumulator.parameters)
+        result.accumulator = None
         result.mean.flags.writeable = result.variances.flags.writeable = False
         return result
 
