@@ -184,20 +184,17 @@ class Refinement:
         # The factor whitens by B^T. The reduction is a fraction of the distortion before the last
         # pass.
         self._check(stats, options)
-        floor = stats.floor
-        first = stats.factored(options, 0.0, floor)
+        first, floor = stats.factored(options, 0.0), stats.floor
         varies, k = first.inverse_scale > 0, len(span_z) + len(span_y)
         spans = np.where(varies, np.concatenate([span_z, span_y]), 0.0)
 
         def evaluate(basis: Float) -> tuple[Factor, float]:
-            factor = of_columns(
-                np.ascontiguousarray(basis), stats.variances, floor, smallest=first.smallest
-            )
+            factor = of_columns(basis, stats.variances, floor, smallest=first.smallest)
             factor.rounding = first.rounding
             solution = oblique(factor, spans[: len(span_z)], spans[len(span_z) :], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 
-        columns = np.concatenate([first.solve(np.ascontiguousarray(spans)), spans])
+        columns = np.concatenate([first.solve(spans), spans])
         images = _images(self.source, stats, columns)
         before = evaluate(_basis(columns[:k], images[:k])[0])[1]
         basis, basis_images = _basis(columns, images)
@@ -205,7 +202,7 @@ class Refinement:
         for _ in range(1, self.passes):
             # C - S R, with R = B B^T C the Rayleigh-Ritz solution of S R = C
             residual = spans - (spans @ basis.T) @ basis_images
-            new = first.solve(np.ascontiguousarray(residual * varies))
+            new = first.solve(residual * varies)
             columns = np.concatenate([columns, new])
             images = np.concatenate([images, _images(self.source, stats, new)])
             basis, basis_images = _basis(columns, images)
