@@ -113,20 +113,23 @@ class Statistics:
         floor = self.floor if floor is None else floor
         if self.is_diagonal:
             variances = (1 - intensity) * self.variances + intensity * self.variances.mean()
-            return self._with_rounding(kernels.diagonal(variances, floor))
-        if isinstance(self.accumulator, SampledAccumulator):
-            self.accumulator.check_rows(bool(options.shrinkage))
-        covariance = self.covariance
-        factor = factors.dense(
-            covariance.scatter,
-            covariance.weight,
-            floor,
-            max_rank=covariance.n_rows - 1,
-            tolerance=tolerances.eigenvalue(len(floor), covariance.unit_roundoff),
-            intensity=intensity,
-            solver=options.solver,
-        )
-        return self._with_rounding(factor)
+            factor = kernels.diagonal(variances, floor)
+        else:
+            if isinstance(self.accumulator, SampledAccumulator):
+                self.accumulator.check_rows(bool(options.shrinkage))
+            covariance = self.covariance
+            factor = factors.dense(
+                covariance.scatter,
+                covariance.weight,
+                floor,
+                max_rank=covariance.n_rows - 1,
+                tolerance=tolerances.eigenvalue(len(floor), covariance.unit_roundoff),
+                intensity=intensity,
+                solver=options.solver,
+            )
+        if self.row_eps:
+            self._set_rounding(factor)
+        return factor
 
     def _stored(self, factor: Factor, options: Options, floor: Float | None) -> Factor:
         """Return the factor of a copy; raise InputError if the arguments need another factor."""
@@ -153,7 +156,10 @@ class Statistics:
 
     def identity(self) -> Factor:
         """Return the factor of the identity matrix, for methods that do not whiten."""
-        return self._with_rounding(kernels.identity(self.variances, 1.0))
+        factor = kernels.identity(self.variances, 1.0)
+        if self.row_eps:
+            self._set_rounding(factor)
+        return factor
 
     def factored_after_erasure(self, deviations: Float) -> Factor:
         """Return the factor of Cov(x), with x the rows after erasure."""
@@ -162,22 +168,18 @@ class Statistics:
         rounding = tolerances.erased_rounding(deviations, self.unit_roundoff)
         return self.factored(Options(), 0.0, np.maximum(self.floor, rounding))
 
-    def _with_rounding(self, factor: Factor) -> Factor:
-        """Set `factor.rounding`, the rounding level of whitened Cov(x, z); return the factor."""
-        if not self.row_eps:
-            return factor
+    def _set_rounding(self, factor: Factor) -> None:
+        """Set the rounding level of whitened Cov(x, z) that is due to the dtype of the rows."""
         means, variance = np.square(self.mean), factor.variance
         second_moment = means.sum() + variance
         if factor.solver != "none":
-            # The variances are tested, too: after shrinkage, constant features have a nonzero
-            # scale.
+            # The variances are tested, too: after shrinkage, constant features have a scale.
             varies = (factor.inverse_scale > 0) & (self.variances > 0)
             variance = float(np.count_nonzero(varies))
             second_moment = variance + float(np.sum(means[varies] / self.variances[varies]))
         factor.rounding = tolerances.row_rounding(
             self.row_eps * second_moment**0.5, variance**0.5, factor.smallest, self.n_rows
         )
-        return factor
 
     # -- other readers ---------------------------------------------------------------------
 
