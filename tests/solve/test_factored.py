@@ -1,5 +1,7 @@
 """One factor for many erasers: the same results as from the moments, at a fraction of the cost.
 
+Shrinkage has the intensity of scikit-learn.
+
 Modules: `methods.method_call`, `moments.statistics`, `_solve.factor`.
 """
 
@@ -11,6 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import EPS
+from sklearn.covariance import oas
 
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
@@ -18,7 +24,6 @@ from splince_fast._solve.options import MOMENT_OPTIONS
 from splince_fast.methods import method_call
 from splince_fast.methods.table import METHODS
 
-EPS = float(np.finfo(np.float64).eps)
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("splince", {"erase": "z", "keep": "y"}),
     ("splince", {"erase": ["z", "y"], "keep": np.eye(12)[:, :2]}),
@@ -218,6 +223,42 @@ def test_constants_take_no_rows_and_no_part_of_a_factor() -> None:
     factor = sf.Moments().update(x).factored().factor
     assert (factor.solver, factor.rank) == ("cholesky", 10)
     assert not factor.unwhiten(np.eye(24))[:, 10:].any()
+
+
+# --- shrinkage by a rule --------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(4, 300),
+    d=st.integers(2, 30),
+    cut=st.floats(0, 1),
+    seed=st.integers(0, 2**16),
+    block_rows=st.sampled_from([1, 7, 64, None]),
+)
+def test_intensity_equals_scikit_learn(
+    n: int, d: int, cut: float, seed: int, block_rows: int | None
+) -> None:
+    """Of parts that are added, and of rows that weigh two."""
+    rng = np.random.default_rng(seed)
+    x, k = rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + rng.normal(size=d), int(cut * n)
+    # Sums over n d terms of fourth powers: their relative error is a few hundred eps sqrt(n d);
+    # the intensity is a ratio of such sums.
+    near = {"abs": 500 * EPS * (2 * n * d) ** 0.5}
+    first, other = (sf.Moments(block_rows=block_rows).update(part) for part in (x[:k], x[k:]))
+    assert (first + other).factored("oas").shrinkage == pytest.approx(oas(x)[1], **near)
+    weighted = sf.Moments().update(x, sample_weight=np.where(np.arange(n) < k, 2.0, 1.0))
+    expected = oas(np.concatenate([x, x[:k]]))[1]
+    assert weighted.factored("oas").shrinkage == pytest.approx(expected, **near)
+    whole = 60 <= n and d <= 5 and 10 <= k <= 50  # control, where the intensities differ
+    assert not whole or abs(expected - oas(x)[1]) > 1e-6
+
+
+def test_intensity_of_white_and_of_isotropic_rows() -> None:
+    """White data, where another tool's intensity left [0, 1] and the covariance its cone."""
+    x = np.linalg.qr(np.random.default_rng(0).normal(size=(500, 10)))[0] * 500**0.5
+    assert 0.0 <= sf.Moments().update(x - x.mean(axis=0)).factored("oas").shrinkage <= 1.0
+    x = np.array([[1.0], [-1.0], [1.0], [-1.0]])  # its own target
+    assert sf.Moments().update(x).factored("oas").shrinkage == 1.0
 
 
 # --- one declaration of options ------------------------------------------------------------------
