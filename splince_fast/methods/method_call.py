@@ -216,7 +216,7 @@ class MethodCall(NamedTuple):
         fraction = "" if distortion is None else f" and {changed:.0%} of its variance"
         effect = f", and erasing takes {rank_z} of {rank} dimensions of x{fraction}"
         texts = [] if self.classes_only else _quantities(stats, self.erase, effect)
-        kinds = stats.interpretation[0] or {}
+        kinds = stats.parameters.kinds
         if not texts and rank_z == rank > 1 and any(name not in kinds for name in self.erase):
             texts.append(
                 f"erasing {listed(map(str, self.erase))} removes all {rank} dimensions in "
@@ -354,7 +354,7 @@ def _few_rows(stats: Statistics, solved: Solved) -> Warnings:
 
 def _quantities(stats: Statistics, names: Sequence[VariableName], effect: str) -> list[str]:
     """Return a text on each variable of many integers that are classes without being named so."""
-    kinds, texts = stats.interpretation[0] or {}, []
+    kinds, texts = stats.parameters.kinds, []
     for name in dict.fromkeys(names):
         variable = stats.variable(name)
         if name in kinds or not isinstance(variable, ClassSums):

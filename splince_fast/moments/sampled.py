@@ -216,14 +216,12 @@ def arguments_of_part(arguments: Mapping[str, object], first: int) -> dict[str, 
 
 def with_subsample(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
     """Return the arguments of moments, with a valid number as `subsample` in place of "auto"."""
-    arguments = dict(parameters)
-    if "subsample" in arguments:
-        covariance_type = arguments.get("covariance_type", "full")
-        check_moment_options(arguments["subsample"], covariance_type)
-        arguments["subsample"] = subsample_for(
-            arguments["subsample"], source.n_rows, source.n_features, source.name, folds
-        )
-    return arguments
+    if "subsample" not in parameters:
+        return dict(parameters)
+    subsample = parameters["subsample"]
+    check_moment_options(subsample, parameters.get("covariance_type", "full"))
+    shape = source.n_rows, source.n_features
+    return {**parameters, "subsample": subsample_for(subsample, *shape, source.name, folds)}
 
 
 def subsample_for(
@@ -232,24 +230,23 @@ def subsample_for(
     """Return `subsample` as a number for a source; raise InputError if it leaves too few rows."""
     # "auto" is the smallest power of 1/2 that leaves 22 sampled rows per feature for an eraser.
     # With `folds` above 1, an eraser is fitted to the rows of all folds except one.
-    has_shape = n_rows is not None and n_features is not None
-    if isinstance(subsample, str):
-        if not has_shape:
+    if n_rows is None or n_features is None:
+        if isinstance(subsample, str):
             raise InputError(
                 f"subsample='auto' needs the number of rows and features, which are unknown for "
                 f"{name}; pass a number, such as 22 * d / n for d features and about n rows"
             )
-        n_fitted = cast(int, n_rows) * max(1, folds - 1) / folds
-        rate, needed = 1.0, GOOD_ROWS * cast(int, n_features)
-        while rate / 2 * n_fitted >= needed:
+        return subsample
+    if isinstance(subsample, str):
+        n_fitted, rate = n_rows * max(1, folds - 1) / folds, 1.0
+        while rate / 2 * n_fitted >= GOOD_ROWS * n_features:
             rate /= 2
         return rate
-    if has_shape and subsample < 1:
-        expected, needed = subsample * cast(int, n_rows), LEAST_ROWS * cast(int, n_features)
-        if expected < needed:
-            raise InputError(
-                f"subsample={subsample:g} leaves about {expected:,.0f} of the {n_rows:,} rows for "
-                f"the covariance of {n_features:,} features, and {needed:,} are needed; pass at "
-                f"least {min(1.0, needed / cast(int, n_rows)):.2g}, or 'auto'"
-            )
+    expected, needed = subsample * n_rows, LEAST_ROWS * n_features
+    if subsample < 1 and expected < needed:
+        raise InputError(
+            f"subsample={subsample:g} leaves about {expected:,.0f} of the {n_rows:,} rows for the "
+            f"covariance of {n_features:,} features, and {needed:,} are needed; pass at least "
+            f"{min(1.0, needed / n_rows):.2g}, or 'auto'"
+        )
     return subsample

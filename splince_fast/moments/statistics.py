@@ -50,15 +50,13 @@ class Statistics:
     noise: Mapping[VariableName, Noise] = MappingProxyType({})
 
     def __init__(self, accumulator: Accumulator) -> None:
-        state, parameters = accumulator.nonempty_state(), accumulator.parameters
+        state = accumulator.nonempty_state()
         second = state.second
         self.accumulator: Accumulator | None = accumulator
-        self.parameters, self.is_diagonal = parameters, parameters.covariance_type == "diag"
-        # `kinds` and `joint` of the moments
-        self.interpretation = parameters.kinds, parameters.joint
+        self.parameters = accumulator.parameters
+        self.is_diagonal = self.parameters.covariance_type == "diag"
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
         self.variances = second.diagonal() / state.weight
-        self.unit_roundoff = second.unit_roundoff
         # machine epsilon of the rows' dtype; 0 for float64 and integers
         self.row_eps = state.row_eps
         self.feature_names = accumulator.feature_names
@@ -165,7 +163,7 @@ class Statistics:
         """Return the factor of Cov(x), with x the rows after erasure."""
         # Features that hold rounding errors only count as constant. Their level is computed from
         # `deviations`, (d,), the standard deviations of the features before erasure.
-        rounding = tolerances.erased_rounding(deviations, self.unit_roundoff)
+        rounding = tolerances.erased_rounding(deviations, self.covariance.unit_roundoff)
         return self.factored(Options(), 0.0, np.maximum(self.floor, rounding))
 
     def _set_rounding(self, factor: Factor) -> None:
