@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 import splince_fast as sf
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import (
+    DroppedDirectionsWarning,
     FileFormatError,
     IncompatibleMomentsError,
     InputError,
+    LabelError,
     NonFiniteError,
     NotEnoughDataError,
     SampledScatterWarning,
@@ -264,7 +266,7 @@ def test_what_fails_leaves_no_trace(bad: float, step: int, form: str) -> None:
             moments.update(convert(wrong[part]), part_of(labels, part))
         assert isinstance(caught.value, NonFiniteError) == (not np.isfinite(bad))
         assert pickle.dumps(moments) == before
-    with pytest.raises(sf.LabelError):
+    with pytest.raises(LabelError):
         moments.update(convert(X[:7]), {"z": np.linspace(0, 1, 7)})
     with pytest.raises(InputError, match="columns"):
         moments.update(convert(X[:7, :4]))
@@ -833,7 +835,9 @@ def test_21_rows_per_feature_cost_at_most_five_percent(strength: float, fit: Any
     assert draws(X, labels, 10.5 * d / n, 25, fit)[0].mean() > 0.05
 
 
-@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
+)
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.WholeNumbersWarning")
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.SampledScatterWarning")
 @pytest.mark.parametrize("fit", [leace, splince])
@@ -911,7 +915,7 @@ def test_too_few_rows_for_the_formula_state_no_excess() -> None:
 def test_what_is_given_up_costs_no_rows() -> None:
     """Kept directions that are all dropped are regressors again, as LEACE has them."""
     moments = sf.Moments(subsample=0.1).update(*gaussian(4000, 16, 1.0))
-    with pytest.warns(sf.DroppedDirectionsWarning):
+    with pytest.warns(DroppedDirectionsWarning):
         dropped = sf.splince(moments, erase="z", keep="y", max_amplification=1.0).report
     plain = leace(moments).report
     assert dropped is not None

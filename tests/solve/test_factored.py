@@ -21,6 +21,12 @@ from sklearn.covariance import oas
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
 from splince_fast._solve.options import MOMENT_OPTIONS
+from splince_fast.exceptions import (
+    InfeasibleError,
+    InputError,
+    NotEnoughDataError,
+    UnknownVariableError,
+)
 from splince_fast.methods import method_call
 from splince_fast.methods.table import METHODS
 
@@ -55,8 +61,8 @@ def test_every_method_gives_the_same_from_a_snapshot(
     call = getattr(sf, method)
     try:
         expected = call(whole, **arguments)
-    except sf.InfeasibleError:
-        with pytest.raises(sf.InfeasibleError):
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
             call(kept, **arguments)
         return
     found = call(kept, **arguments)
@@ -82,12 +88,12 @@ def test_shrinkage_belongs_to_the_snapshot(shrinkage: float | str, solver: str) 
         assert found.report.shrinkage == expected.report.shrinkage
         assert found.report.distortion == pytest.approx(expected.report.distortion, rel=1e-9)
     other = 0.7 if shrinkage != 0.7 else 0.1
-    with pytest.raises(sf.InputError, match=r"factored\(\)"):
+    with pytest.raises(InputError, match=r"factored\(\)"):
         sf.leace(kept, erase="z", shrinkage=other)
-    with pytest.raises(sf.InputError, match=r"factored\(\)"):
+    with pytest.raises(InputError, match=r"factored\(\)"):
         sf.leace(kept, erase="z", solver="eigh" if solver == "cholesky" else "cholesky")
     if kept.shrinkage:
-        with pytest.raises(sf.InputError, match="changes correlations"):
+        with pytest.raises(InputError, match="changes correlations"):
             sf.concept_strength(kept, "z")
 
 
@@ -128,7 +134,7 @@ def test_later_updates_do_not_change_a_snapshot(
 def test_a_solve_that_fails_keeps_no_lock() -> None:
     """Another thread may write after a solve that raised."""
     whole = moments()
-    with pytest.raises(sf.UnknownVariableError):
+    with pytest.raises(UnknownVariableError):
         sf.leace(whole, erase="unknown")
     with ThreadPoolExecutor(1) as other:
         other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
@@ -158,7 +164,7 @@ def test_a_snapshot_that_leaves_out_a_feature_of_the_test_is_refused() -> None:
     x[:, 3] = 1000 + np.spacing(np.float32(1000)) * rng.integers(0, 2, 400)
     moments = sf.Moments().update(x, {"z": z})
     assert sf.concept_strength(moments, "z").rank_x == 4
-    with pytest.raises(sf.InputError, match=r"leaves out feature\(s\) 3.*pass the moments"):
+    with pytest.raises(InputError, match=r"leaves out feature\(s\) 3.*pass the moments"):
         sf.concept_strength(moments.factored(), "z")
     assert sf.leace(moments.factored(), erase="z").rank == 1
 
@@ -177,13 +183,13 @@ def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.Monke
 
 def test_unknown_variables_and_other_objects() -> None:
     kept = moments().factored()
-    with pytest.raises(sf.UnknownVariableError, match="'z', 'y'"):
+    with pytest.raises(UnknownVariableError, match="'z', 'y'"):
         sf.leace(kept, erase="w")
-    with pytest.raises(sf.InputError, match=r"pass sf\.Moments"):
+    with pytest.raises(InputError, match=r"pass sf\.Moments"):
         sf.leace(np.eye(3), erase="w")  # type: ignore[arg-type]
-    with pytest.raises(sf.NotEnoughDataError):
+    with pytest.raises(NotEnoughDataError):
         sf.Moments().factored()
-    with pytest.raises(sf.InputError, match="solver"):
+    with pytest.raises(InputError, match="solver"):
         moments().factored(solver="qr")
 
 
