@@ -184,8 +184,9 @@ class Refinement:
         # The factor whitens by B^T. The reduction is a fraction of the distortion before the last
         # pass.
         self._check(stats, options)
-        first, floor = stats.factored(options, 0.0), stats.floor
+        first = stats.factored(options, 0.0)
         varies, k = first.inverse_scale > 0, len(span_z) + len(span_y)
+        floor = np.where(varies, 0.0, np.inf)  # the same features count as constant
         spans = np.where(varies, np.concatenate([span_z, span_y]), 0.0)
 
         def evaluate(basis: Float) -> tuple[Factor, float]:

@@ -77,11 +77,6 @@ class Statistics:
     def sample(self) -> SampleStatistics | None:
         return self.covariance.sample
 
-    @property
-    def floor(self) -> Float:
-        """Largest standard deviations of features that count as constant, (d,)."""
-        return tolerances.floor(self.variances, self.mean, self.row_eps)
-
     def _statistics(self) -> AbstractContextManager[Statistics]:
         return nullcontext(self)
 
@@ -108,7 +103,8 @@ class Statistics:
         # Features with a standard deviation of at most `floor`, (d,), count as constant.
         if self.factor is not None:
             return self._stored(self.factor, options, floor)
-        floor = self.floor if floor is None else floor
+        if floor is None:
+            floor = tolerances.floor(self.variances, self.mean, self.row_eps)
         if self.is_diagonal:
             variances = (1 - intensity) * self.variances + intensity * self.variances.mean()
             factor = kernels.diagonal(variances, floor)
@@ -163,8 +159,9 @@ class Statistics:
         """Return the factor of Cov(x), with x the rows after erasure."""
         # Features that hold rounding errors only count as constant. Their level is computed from
         # `deviations`, (d,), the standard deviations of the features before erasure.
+        floor = tolerances.floor(self.variances, self.mean, self.row_eps)
         rounding = tolerances.erased_rounding(deviations, self.covariance.unit_roundoff)
-        return self.factored(Options(), 0.0, np.maximum(self.floor, rounding))
+        return self.factored(Options(), 0.0, np.maximum(floor, rounding))
 
     def _set_rounding(self, factor: Factor) -> None:
         """Set the rounding level of whitened Cov(x, z) that is due to the dtype of the rows."""
