@@ -149,8 +149,8 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     NotEnoughDataError
         The moments have no rows.
     InputError
-        `moments` was made with ``subsample`` below 1 or ``covariance_type="diag"``, or was
-        shrunk.
+        `moments` was made with ``subsample`` below 1 or ``covariance_type="diag"``, was shrunk, or
+        is a snapshot whose factor leaves out a feature of very small variance.
 
     Notes
     -----
