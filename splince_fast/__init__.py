@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from splince_fast.methods.quick import cross_report, erase
     from splince_fast.methods.repair import repair
     from splince_fast.moments import Folds, Moments
-    from splince_fast.moments.snapshot import Factored
+    from splince_fast.moments.statistics import Factored
     from splince_fast.projection import Projection
     from splince_fast.report import Report, VariableReport
     from splince_fast.strength import ConceptStrength, concept_strength
@@ -136,7 +136,7 @@ if not TYPE_CHECKING:
             "SAL": "estimators",
             "MeanProjection": "estimators",
             "Identity": "estimators",
-            "Factored": "moments.snapshot",
+            "Factored": "moments.statistics",
             "Folds": "moments",
             "concept_strength": "strength",
             "cross_report": "methods.quick",

@@ -17,7 +17,7 @@ from splince_fast.labels import VariableName
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.snapshot import Factored, Statistics, statistics
+from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.moments.variable import Variable
 from splince_fast.report import as_html, as_text, shortened
 
@@ -149,8 +149,8 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     NotEnoughDataError
         The moments have no rows.
     InputError
-        `moments` was made with ``subsample`` below 1 or ``covariance_type="diag"``, or was
-        shrunk.
+        `moments` was made with ``subsample`` below 1 or ``covariance_type="diag"``, was shrunk, or
+        is a snapshot whose factor leaves out a feature of very small variance.
 
     Notes
     -----
@@ -178,8 +178,8 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     >>> print(sf.concept_strength(after, "z").conclusion)
     less association with 'z' than random labels have, as after erasure
     """
-    _refuse_approximate(moments)
     with statistics(moments) as stats:
+        _refuse_approximate(stats)
         variable = stats.variable(name)
         if not len(variable.span()):
             raise ConstantVariableError(
@@ -222,21 +222,14 @@ def p_value(pillai: float, n: int, p: int, q: int) -> float:
     return float(betainc((1.0 - mean) * size, mean * size, upper))
 
 
-def _refuse_approximate(moments: Moments | Factored) -> None:
+def _refuse_approximate(stats: Statistics) -> None:
     """Raise InputError for moments whose covariance is not that of all rows."""
-    if isinstance(moments, Factored):
-        if moments.shrinkage:
-            raise InputError(
-                f"these moments were factored with shrinkage {moments.shrinkage:.3g}, which "
-                "changes correlations; pass moments.factored() without it, or the moments"
-            )
-        approximate = moments.sample is not None or moments.is_diagonal
-    else:
-        parameters = moments.parameters if isinstance(moments, Moments) else None
-        approximate = parameters is not None and (
-            parameters.subsample < 1 or parameters.is_diagonal
+    if stats.shrinkage:
+        raise InputError(
+            f"these moments were factored with shrinkage {stats.shrinkage:.3g}, which "
+            "changes correlations; pass moments.factored() without it, or the moments"
         )
-    if approximate:
+    if stats.parameters.subsample < 1 or stats.is_diagonal:
         raise InputError(
             "the chance level needs the covariance of all rows, which these moments lack; "
             "accumulate with covariance_type='full' and subsample=1 for a test"

@@ -1,13 +1,4 @@
-"""Factorisation of a covariance S = L L^T, from the scatter matrix.
-
-==================  =======================================================================
-`identity`          L = I, for methods that do not whiten (SAL, mean projection)
-`dense`, cholesky   S has full rank at its rounding level
-`dense`, eigh       S is rank deficient, or the caller requests an eigendecomposition
-`diagonal`          S is diagonal (``covariance_type="diag"``)
-`of_columns`        S is known on the span of a few columns (`methods.refine`)
-==================  =======================================================================
-"""
+"""Factorisation of a covariance S = L L^T, which may be shrunk, from the scatter matrix."""
 
 from __future__ import annotations
 
@@ -15,18 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import factor as kernels
-from splince_fast._kernels.factor import Factor, diagonal
+from splince_fast._kernels.factor import Factor
 from splince_fast._solve.messages import raise_numerical
 
 Float = NDArray[np.float64]
 
-__all__ = ["Factor", "dense", "diagonal", "identity"]
-
-
-def identity(squares: Float, weight: float) -> Factor:
-    """Return the factor of the identity matrix, for methods that do not whiten."""
-    # `squares`, (d,), is the diagonal of the scatter matrix.
-    return kernels.identity(squares.copy(), 1.0 / weight)
+__all__ = ["Factor", "dense", "oas"]
 
 
 def dense(
@@ -58,3 +43,20 @@ def dense(
     if factor.status != kernels.STATUS_OK:
         raise_numerical(factor.status, solver)
     return factor
+
+
+def oas(scatter: Float, weight: float) -> float:
+    """Return the intensity a in [0, 1] for S = scatter / weight, of which one triangle is read."""
+    # Oracle approximating shrinkage (Chen, Wiesel, Eldar and Hero 2010), for S scaled to tr(S) = d,
+    # so that the target is I: a = (tr S^2 / d + d) / ((n + 1) |S - I|^2 / d).
+    d = len(scatter)
+    diagonal = np.einsum("ii->i", scatter)
+    scale = float(diagonal.sum()) / d
+    if scale == 0.0:
+        return 1.0
+    squares = sum(float(np.sum((scatter[j + 1 :, j] / scale) ** 2)) for j in range(d))
+    frobenius = 2 * squares + float(np.sum((diagonal / scale) ** 2))  # tr(S^2)
+    distance = frobenius - d  # |S - I|^2
+    if distance <= 0:
+        return 1.0
+    return min(1.0, (frobenius / d + d) / ((weight + 1) * distance / d))

@@ -85,11 +85,8 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         factor = factor.admit(np.concatenate([span_z, span_y]))
     d, solver = factor.width, factor.solver
     whitened = solver != "none"
-    if whitened:
-        noise = tolerances.noise(d, factor.smallest)
-    else:
-        noise = tolerances.noise_unwhitened(factor.variance)
-    noise = max(noise, factor.rounding)
+    variance = d if whitened else factor.variance
+    noise = max(tolerances.noise(variance, factor.smallest), factor.rounding)
     fields = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
     max_amplification = options.max_amplification
     result = kernels.oblique(

@@ -1,27 +1,9 @@
 """Tolerances of a solve: all rules for rounding errors and ranks.
 
-A span is a cross-covariance Cov(x, v) of x with a variable v, one row per column of v. S is the
+All thresholds apply to features and labels scaled to unit standard deviation, so that none depends
+on the units. A span is a cross-covariance Cov(x, v) of x with a variable v, one row per column of
+v; its rank is the number of singular values above `max(noise, relative * largest)`. S is the
 covariance that is factored.
-
-====================== ===================================================================
-`CONSTANT`             largest standard deviation of a constant feature, relative to its |mean|
-`eigenvalue`           rounding error of the eigenvalues of S scaled to unit diagonal
-`erased_rounding`      rounding error of the standard deviations of erased rows
-`noise`                rounding error of whitened spans, due to the rounding of sums
-`noise_unwhitened`     rounding error of spans that are not whitened, due to the rounding of sums
-`row_rounding`         rounding error of spans, due to rows that were rounded to their dtype
-`relative`             threshold of singular values, relative to the largest
-`residual`             bound of the rounding error of a constraint
-`AMPLIFICATION`        largest amplification without a warning
-`SENSITIVITY`          largest change of erased rows by float32 rounding without a warning, in
-                       standard deviations of x
-`floor`                largest standard deviation of a feature that counts as constant
-`NOISE_FRACTION`       rounding error of the squared norm of whitened spans, as a fraction of it
-====================== ===================================================================
-
-A rank is the number of singular values above `max(noise, relative * largest)`; the report shows
-the ranks. All thresholds apply to features and labels scaled to unit standard deviation, so that
-none depends on the units.
 """
 
 from __future__ import annotations
@@ -30,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import spans
+
+Float = NDArray[np.float64]
 
 EPS = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
@@ -59,9 +43,7 @@ MIN_SCALE = 1e-26
 NOISE_FRACTION = 1e-7
 
 
-def floor(
-    variances: NDArray[np.float64], mean: NDArray[np.float64], row_eps: float
-) -> NDArray[np.float64]:
+def floor(variances: Float, mean: Float, row_eps: float) -> Float:
     """Return the largest standard deviations of features that count as constant, (d,)."""
     # Features that vary by at most the rounding of the rows count as constant, unless all features
     # do. `row_eps` is the machine epsilon of the rows, 0 for float64.
@@ -79,7 +61,7 @@ def eigenvalue(d: int, roundoff: float) -> float:
     return float(4.0 * max(d * EPS, d**0.5 * roundoff if roundoff > EPS else 0.0))
 
 
-def erased_rounding(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.float64]:
+def erased_rounding(deviations: Float, roundoff: float) -> Float:
     """Return the rounding error of the standard deviations of erased features, (d,)."""
     # A feature of the erased rows with a smaller standard deviation is rounding error of the
     # eraser. The value is the maximum of three bounds: sqrt(`eigenvalue`) times the standard
@@ -100,17 +82,12 @@ def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
     return float(16.0 * EPS * k * n_rows**0.5 * cancelled)
 
 
-def noise(d: int, smallest: float) -> float:
-    """Return the rounding error of whitened cross-covariances, in units of correlation."""
-    # A sum of d terms of order one has an error of a few sqrt(d) eps. Whitening amplifies this
-    # error by at most 1 / sqrt(smallest), where `smallest` is the smallest eigenvalue of the
-    # covariance scaled to unit diagonal.
-    return float(16.0 * EPS * (d / smallest) ** 0.5)
-
-
-def noise_unwhitened(variance: float) -> float:
-    """Return the rounding error of unwhitened spans; `variance` is the total variance of x."""
-    return float(16.0 * EPS * variance**0.5)
+def noise(variance: float, smallest: float = 1.0) -> float:
+    """Return the rounding error of spans, due to the rounding of sums."""
+    # `variance` is the sum of the variances of x: the number of features d, if they are whitened. A
+    # sum of d terms of order one has an error of a few sqrt(d) eps. Whitening amplifies this error
+    # by at most 1 / sqrt(smallest), where `smallest` is the smallest eigenvalue of S.
+    return float(16.0 * EPS * (variance / smallest) ** 0.5)
 
 
 def row_rounding(error: float, deviation: float, smallest: float, n_rows: int) -> float:

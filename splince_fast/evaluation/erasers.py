@@ -27,7 +27,7 @@ from splince_fast.labels import ClassCodes, Encoded, names_array
 from splince_fast.methods.quadratic import quadratic
 from splince_fast.methods.table import METHODS, key_of
 from splince_fast.moments import Moments
-from splince_fast.moments.snapshot import Factored
+from splince_fast.moments.statistics import Factored
 from splince_fast.projection import Projection
 
 # Joint class codes (n,) of the concepts; values (n, k) if all concepts are quantities; a mapping of

@@ -20,7 +20,7 @@ from splince_fast.labels import ClassName
 from splince_fast.labels.names import names_to_json
 from splince_fast.methods.label_columns import LabelColumns
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.snapshot import statistics
+from splince_fast.moments.statistics import statistics
 
 Float = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from splince_fast.methods.folds import eraser_of
 from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.snapshot import Factored, check_moments
+from splince_fast.moments.statistics import Factored, check_moments
 from splince_fast.projection import Projection
 
 

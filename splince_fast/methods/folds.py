@@ -24,7 +24,7 @@ from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceError, UnseenRowsWarning
 from splince_fast.methods.method_call import FEW_ROWS, MethodCall, Solved
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.snapshot import Factored, Statistics
+from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.projection import Projection
 from splince_fast.report import HeldOut, Report
 

@@ -16,7 +16,7 @@ from splince_fast.exceptions import LabelFeatureWarning
 from splince_fast.labels import VariableName
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.snapshot import Statistics
+from splince_fast.moments.statistics import Statistics
 
 Float = NDArray[np.float64]
 

@@ -48,7 +48,7 @@ from splince_fast.methods.label_features import warn_of_labels
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.snapshot import Factored, Statistics
+from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.projection import Projection
 from splince_fast.report import (
     DiagonalCovariance,
@@ -216,7 +216,7 @@ class MethodCall(NamedTuple):
         fraction = "" if distortion is None else f" and {changed:.0%} of its variance"
         effect = f", and erasing takes {rank_z} of {rank} dimensions of x{fraction}"
         texts = [] if self.classes_only else _quantities(stats, self.erase, effect)
-        kinds = stats.interpretation[0] or {}
+        kinds = stats.parameters.kinds
         if not texts and rank_z == rank > 1 and any(name not in kinds for name in self.erase):
             texts.append(
                 f"erasing {listed(map(str, self.erase))} removes all {rank} dimensions in "
@@ -312,7 +312,7 @@ class MethodCall(NamedTuple):
         ratio = float(np.sqrt(variances[amplifying].max() / variances.mean()))
         remedies = []
         if self.whitened and self.refinement is None and not self.options.shrinkage:
-            if isinstance(stats, Factored):
+            if stats.factor is not None:  # a copy
                 remedies.append(f"moments.factored({_SHRINKAGE:g})")
             else:
                 options = replace(self.options, shrinkage=_SHRINKAGE)
@@ -354,7 +354,7 @@ def _few_rows(stats: Statistics, solved: Solved) -> Warnings:
 
 def _quantities(stats: Statistics, names: Sequence[VariableName], effect: str) -> list[str]:
     """Return a text on each variable of many integers that are classes without being named so."""
-    kinds, texts = stats.interpretation[0] or {}, []
+    kinds, texts = stats.parameters.kinds, []
     for name in dict.fromkeys(names):
         variable = stats.variable(name)
         if name in kinds or not isinstance(variable, ClassSums):

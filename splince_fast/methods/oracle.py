@@ -19,7 +19,6 @@ eigenvectors V and canonical correlations c. Then U = A Szz^{+1/2} V / c is orth
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ from splince_fast.methods.repair import precision_notes, refuse_lost
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.snapshot import Factored, Statistics, statistics
+from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.projection import Projection
 from splince_fast.report import OracleFit, Report, Sampling, VariableReport, correlations_of
 
@@ -141,7 +140,8 @@ def oracle(
             raise InputError(f"erase names the joint cells {name!r}; name the variables one by one")
     if text := common_text(erased, kept):
         raise InfeasibleError(text.rstrip(". "), 1.0)
-    with statistics(total) as stats:
+    with statistics(total) as locked:
+        stats = locked.copied(Options())
         span_z = span_of(stats, erased, "erase", True)
         span_y = span_of(stats, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])
         z = [LabelColumns.of(name, stats.variable(name)) for name in erased]
@@ -191,12 +191,12 @@ def oracle(
         )  # fmt: skip
         fallback = None
         if missing == "splince":
-            factored: Any = _Reused(stats, factor)
+            copy: Any = stats
             try:
                 fallback = (
-                    splince(factored, erase=erased, keep=kept, strength=strength)
+                    splince(copy, erase=erased, keep=kept, strength=strength)
                     if kept
-                    else leace(factored, erase=erased)
+                    else leace(copy, erase=erased)
                 )
             except InfeasibleError as error:
                 raise InfeasibleError(
@@ -213,22 +213,6 @@ def oracle(
     for note in report.warnings[1:]:
         warn(note, PrecisionWarning)
     return ConditionalEraser(shifts, after, fallback, method="oracle", report=report)
-
-
-class _Reused:
-    """Moments whose method `factored` returns an existing factor of Cov(x)."""
-
-    def __init__(self, stats: Statistics, factor: Factor) -> None:
-        self._stats, self._factor = stats, factor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stats, name)
-
-    def factored(self, options: Options, intensity: float) -> Factor:
-        return self._factor
-
-    def _statistics(self) -> AbstractContextManager[_Reused]:
-        return nullcontext(self)
 
 
 def _rho(whitened: Float, between: Float, span: Float) -> float | None:

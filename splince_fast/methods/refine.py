@@ -18,23 +18,22 @@ columns in this space, and the computed distortion is exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_OK, Factor, of_columns
-from splince_fast._runtime.rows import NO_WEIGHT
-from splince_fast._runtime.sparse import SparseRows, parts, subtracted
+from splince_fast._runtime.rows import Rows
+from splince_fast._runtime.sparse import SparseRows, subtracted
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import oblique
-from splince_fast._solve.options import MAX_PASSES, Options, is_integer
+from splince_fast._solve.options import MAX_PASSES, Options, check_moment_options, is_integer
 from splince_fast.exceptions import InputError
-from splince_fast.moments.block_sums import sum_block
+from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.diagonal import far_from_zero, sum_stored
 from splince_fast.moments.inputs import read_update
-from splince_fast.moments.snapshot import DiagonalSnapshot, Factored, Statistics
-from splince_fast.moments.state import EPS64
+from splince_fast.moments.statistics import Statistics
 from splince_fast.sources.base import Source, StreamSource, prefetched
 
 Float = NDArray[np.float64]
@@ -45,117 +44,82 @@ _LEAST_VARIANCE = 1e-10
 _PIECE = 1 << 20
 
 
-class ExtraPasses:
-    """Extra passes over the accumulated rows."""
+def _images(source: Source, stats: Statistics, columns: Float) -> Float:
+    """Return V^T Cov(x), (m, d), for V^T = `columns`, (m, d), by one pass over the rows."""
+    accumulator, vectors = cast(Accumulator, stats.accumulator), np.ascontiguousarray(columns.T)
+    out, sums, n_rows, weight_sum = np.zeros(vectors.shape), np.zeros((2, len(vectors))), 0, 0.0
+    with prefetched(source) as blocks:
+        for block in blocks:
+            batch = read_update(block.X, None, block.sample_weight, None, accumulator)
+            batch.rows.check()
+            add = _add_sparse if isinstance(batch.rows, SparseRows) else _add_dense
+            add(batch.rows, batch.weight, stats, vectors, out, sums)
+            n_rows += batch.n
+            weight_sum += batch.n if batch.weight is None else float(batch.weight.sum())
+    _compare(source, stats, n_rows, weight_sum, sums / stats.weight)
+    return np.ascontiguousarray(out.T / stats.weight)
 
-    def __init__(self, source: Source, stats: DiagonalSnapshot, passes: int) -> None:
-        self._source, self._stats = source, stats
-        d = len(stats.mean)
-        if source.n_features not in (None, d):
-            raise _other_rows_error(
-                source, f"it has {source.n_features} features, and the moments have {d}"
-            )
-        if source.n_rows is not None and source.n_rows < stats.n_rows:
-            raise _other_rows_error(
-                source, f"it has {source.n_rows:,} rows, and the moments have {stats.n_rows:,}"
-            )
-        if passes > 1 and isinstance(source, StreamSource) and source.once:
-            raise InputError(
-                f"passes is {passes}, and {source.name} can be read only once; pass a list of "
-                "blocks, or one of splince_fast.sources"
-            )
 
-    def images(self, columns: Float) -> Float:
-        """Compute V^T Cov(x), (m, d), for V^T = `columns`, (m, d), in one pass over the rows."""
-        stats, (m, d) = self._stats, columns.shape
-        vectors = np.ascontiguousarray(columns.T)
-        out, total, squares = np.zeros((d, m)), np.zeros(d), np.zeros(d)
-        n_rows, weight = 0, 0.0
-        with prefetched(self._source) as blocks:
-            for block in blocks:
-                batch = read_update(block.X, None, block.sample_weight, None, stats.accumulator)
-                if not batch.n:
-                    continue
-                batch.rows.check()
-                add = self._add_sparse if isinstance(batch.rows, SparseRows) else self._add_dense
-                sums = add(batch.rows, batch.weight, vectors, out)
-                total += sums[0]
-                squares += sums[1]
-                n_rows += batch.n
-                weight += sums[2]
-        self._compare(n_rows, weight, total, squares)
-        out /= stats.weight
-        return np.ascontiguousarray(out.T)
+# Both functions add the products S V of a block to `out`, (d, m), with V = `vectors` and S the
+# scatter of the block about the mean of the moments, and the sums of x - mean and of its squares to
+# the rows of `sums`, (2, d).
 
-    # Both add the products S_b V of a block to `out`, (d, m), with V = `vectors` and S_b the
-    # scatter of the block about the mean of the moments; they return the sums of x - mean and of
-    # its squares, and the weight sum.
 
-    def _add_sparse(
-        self, rows: Any, weight: Float | None, vectors: Float, out: Float
-    ) -> tuple[Float, Float, float]:
-        import splince_fast._kernels.sparse as kernels
+def _add_sparse(
+    rows: Any, weight: Float | None, stats: Statistics, vectors: Float, out: Float, sums: Float
+) -> None:
+    # Columns far from zero are centred before, so that no digits are lost.
+    n, shift = len(rows), np.zeros(len(vectors))
+    far = far_from_zero(stats.mean, stats.variances)
+    shift[far] = stats.mean[far]
+    array = subtracted(rows.array, shift) if len(far) else rows.array
+    mean = stats.mean - shift
+    found = sum_stored(array, weight, np.empty((0, n), np.intp), 0, np.empty((0, n)), mean)
+    sums += found.total - found.weight_sum * mean, found.squares
+    coordinates = array @ vectors - mean @ vectors
+    if weight is not None:
+        coordinates *= weight[:, None]
+    out += array.T @ coordinates
+    out -= np.outer(mean, coordinates.sum(axis=0))
 
-        mean, shift, n = self._stats.mean, np.zeros(len(vectors)), len(rows)
-        far = far_from_zero(mean, self._stats.variances)
-        shift[far] = mean[far]
-        array = subtracted(rows.array, shift) if len(far) else rows.array
-        mean = mean - shift
-        no_labels = np.empty((0, n), np.intp), 0, np.empty((0, n))
-        sums = sum_stored(array, weight, *no_labels, mean)
-        weighted = np.zeros(vectors.shape[1])
-        kernels.add_images(
-            *parts(array), NO_WEIGHT if weight is None else weight, vectors, mean @ vectors,
-            np.empty(len(weighted)), weighted, out,
-        )  # fmt: skip
-        out -= np.outer(mean, weighted)
-        return sums.total - sums.weight_sum * mean, sums.squares, sums.weight_sum
 
-    def _add_dense(
-        self, rows: Any, weight: Float | None, vectors: Float, out: Float
-    ) -> tuple[Float, Float, float]:
-        array, mean = np.ascontiguousarray(rows.array, rows.dtype), self._stats.mean
-        (n, d), step = array.shape, max(64, _PIECE // len(array))
-        no_labels = np.empty((0, n), np.intp), 0, np.empty((0, n))
-        sums = sum_block(array, weight, mean, *no_labels)
-        stripes = [slice(start, min(d, start + step)) for start in range(0, d, step)]
-        coordinates = np.zeros((n, vectors.shape[1]))
-        for part in stripes:
-            coordinates += (array[:, part] - mean[part]) @ vectors[part]
-        if weight is not None:
-            coordinates *= weight[:, None]
-        for part in stripes:
-            out[part] += (array[:, part] - mean[part]).T @ coordinates
-        return sums.total, sums.squares, sums.weight_sum
+def _add_dense(
+    rows: Rows, weight: Float | None, stats: Statistics, vectors: Float, out: Float, sums: Float
+) -> None:
+    step = max(1, _PIECE // len(vectors))
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        deviations = rows.array[part].astype(np.float64) - stats.mean
+        w = np.ones(len(deviations)) if weight is None else weight[part]
+        out += deviations.T @ (w[:, None] * (deviations @ vectors))
+        sums += w @ deviations, np.einsum("i,ij,ij->j", w, deviations, deviations)
 
-    def _compare(self, n_rows: int, weight: float, total: Float, squares: Float) -> None:
-        """Raise InputError unless the sums of a pass equal those of the moments, up to rounding."""
-        stats, name = self._stats, self._source
-        if n_rows != stats.n_rows:
-            raise _other_rows_error(
-                name, f"it has {n_rows:,} rows, and the moments have {stats.n_rows:,}"
-            )
-        roundings = EPS64 * (512 + 8 * n_rows**0.5)
-        if abs(weight - stats.weight) > roundings * stats.weight:
-            raise _other_rows_error(
-                name,
-                f"its weight sum is {weight:.12g}, and that of the moments {stats.weight:.12g}",
-            )
-        deviation = np.sqrt(stats.variances)
-        offset = 64 * EPS64 * (np.abs(stats.mean) + deviation)
-        mean_differs = np.abs(total) / weight > roundings * deviation + offset
-        bound = roundings * stats.variances + 2 * deviation * offset + offset**2
-        variance_differs = np.abs(squares / weight - stats.variances) > bound
-        features = np.flatnonzero(mean_differs | variance_differs)
+
+def _compare(
+    source: Source, stats: Statistics, n_rows: int, weight_sum: float, moments: Float
+) -> None:
+    """Raise InputError unless the sums of a pass equal those of the moments, up to rounding."""
+    # `moments`, (2, d), are the means of x - mean and of its squares.
+    roundings = tolerances.EPS * (512 + 8 * n_rows**0.5)
+    if n_rows != stats.n_rows:
+        raise _other_rows_error(source, f"{n_rows:,} rows, not {stats.n_rows:,}")
+    if abs(weight_sum - stats.weight) > roundings * stats.weight:
+        raise _other_rows_error(source, f"weight {weight_sum:.12g}, not {stats.weight:.12g}")
+    deviation = np.sqrt(stats.variances)
+    offset = 64 * tolerances.EPS * (np.abs(stats.mean) + deviation)
+    errors = np.abs(moments[0]), np.abs(moments[1] - stats.variances)
+    of_variance = roundings * stats.variances + (2 * deviation + offset) * offset
+    bounds = roundings * deviation + offset, of_variance
+    for name, error, bound in zip(("mean", "variance"), errors, bounds, strict=True):
+        features = np.flatnonzero(error > bound)
         if len(features):
-            moment = "mean" if mean_differs[features[0]] else "variance"
-            raise _other_rows_error(name, f"the {moment} of feature {features[0]} differs")
+            raise _other_rows_error(source, f"another {name} of feature {features[0]}")
 
 
-def _other_rows_error(source: Source, why: str) -> InputError:
+def _other_rows_error(source: Source, found: str) -> InputError:
     return InputError(
-        f"refine is {source.name}, which does not have the accumulated rows: {why}. Pass the "
-        "source from which the moments were accumulated, with all rows and the same weights"
+        f"refine is {source.name}, which does not have the accumulated rows: it has {found}; pass "
+        "the source from which the moments were accumulated, with all rows and the same weights"
     )
 
 
@@ -192,49 +156,55 @@ class Refinement:
 
         return cls(as_source(source, argument="refine"), int(passes))
 
+    def _check(self, stats: Statistics, options: Options) -> None:
+        """Raise InputError before a row is read, if the passes are not possible."""
+        source = self.source
+        if not stats.is_diagonal or stats.factor is not None:
+            remedy = "pass these moments, not a snapshot of them"
+            raise InputError(
+                "refine= improves erasers of moments made with covariance_type='diag', which keep "
+                f"no covariance; {remedy if stats.is_diagonal else 'leave it out'}"
+            )
+        check_moment_options(1.0, "diag", self.passes, options.shrinkage, options.solver)
+        if source.n_features not in (None, d := len(stats.mean)):
+            raise _other_rows_error(source, f"{source.n_features} features, not {d}")
+        if (source.n_rows or stats.n_rows) < stats.n_rows:
+            raise _other_rows_error(source, f"{source.n_rows:,} rows, not {stats.n_rows:,}")
+        if self.passes > 1 and isinstance(source, StreamSource) and source.once:
+            raise InputError(
+                f"passes is {self.passes}, and {source.name} can be read only once; pass a list of "
+                "blocks, or one of splince_fast.sources"
+            )
+
     def factor(
         self, stats: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
         """Return the factor after all passes, and the distortion reduction of the last pass."""
         # The factor whitens by B^T. The reduction is a fraction of the distortion before the last
         # pass.
-        if not isinstance(stats, DiagonalSnapshot):
-            raise InputError(
-                "refine= improves erasers of moments made with covariance_type='diag', which keep "
-                "no covariance; "
-                + (
-                    "pass these moments, not a snapshot of them"
-                    if isinstance(stats, Factored) and stats.is_diagonal
-                    else "leave it out"
-                )
-            )
-        if options.shrinkage:
-            raise InputError("refine= does not shrink the covariance; leave shrinkage= out")
-        reader = ExtraPasses(self.source, stats, self.passes)
-        floor = tolerances.floor(stats.variances, stats.mean, stats.row_eps)
-        first = stats.factored(options, 0.0, floor)
+        self._check(stats, options)
+        first = stats.factored(options, 0.0)
         varies, k = first.inverse_scale > 0, len(span_z) + len(span_y)
+        floor = np.where(varies, 0.0, np.inf)  # the same features count as constant
         spans = np.where(varies, np.concatenate([span_z, span_y]), 0.0)
-        columns = np.concatenate([first.solve(np.ascontiguousarray(spans)), spans])
-        images = reader.images(columns)
 
         def evaluate(basis: Float) -> tuple[Factor, float]:
-            factor = of_columns(
-                np.ascontiguousarray(basis), stats.variances, floor, smallest=first.smallest
-            )
+            factor = of_columns(basis, stats.variances, floor, smallest=first.smallest)
             factor.rounding = first.rounding
             solution = oblique(factor, spans[: len(span_z)], spans[len(span_z) :], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 
+        columns = np.concatenate([first.solve(spans), spans])
+        images = _images(self.source, stats, columns)
         before = evaluate(_basis(columns[:k], images[:k])[0])[1]
         basis, basis_images = _basis(columns, images)
         factor, after = evaluate(basis)
         for _ in range(1, self.passes):
             # C - S R, with R = B B^T C the Rayleigh-Ritz solution of S R = C
             residual = spans - (spans @ basis.T) @ basis_images
-            new = first.solve(np.ascontiguousarray(residual * varies))
+            new = first.solve(residual * varies)
             columns = np.concatenate([columns, new])
-            images = np.concatenate([images, reader.images(new)])
+            images = np.concatenate([images, _images(self.source, stats, new)])
             basis, basis_images = _basis(columns, images)
             before = after
             factor, after = evaluate(basis)

@@ -24,7 +24,7 @@ from splince_fast.methods.label_columns import LabelColumns, combination
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.snapshot import Factored, Snapshot, Statistics, statistics
+from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.moments.variable import Variable, refuse_other_kind
 from splince_fast.projection import Projection
 from splince_fast.report import Report, Sampling, VariableReport, correlations_of
@@ -162,7 +162,7 @@ def repair(
         span_x = np.concatenate([_aligned(*pair) for pair in pairs])
         units = np.sqrt(np.maximum(variances, erased.variances))
         units[units <= tolerances.CONSTANT * np.abs(erased.mean)] = 0.0
-        factor = _factor(erased, np.sqrt(variances))
+        factor = erased.factored_after_erasure(np.sqrt(variances))
         rows, intensity = np.ascontiguousarray(span_t.rows), erased.intensity(Options())
         if intensity:
             scaled = erased.gram(np.diag(inverse_units(units)))
@@ -238,25 +238,6 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
     return before.span()
 
 
-def _factor(erased: Statistics, deviations: Float) -> Factor:
-    """Return the factor of T = Cov(t), without features whose variation is rounding error.
-
-    `deviations` are those before erasure. Raises InputError for a `Factored` that uses such
-    features.
-    """
-    if isinstance(erased, Snapshot):
-        return erased.factored_after_erasure(deviations)
-    factor, rounding = erased.factor, tolerances.erased_rounding(deviations, 0.0)
-    is_noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= rounding)
-    if is_noise.any():
-        raise InputError(
-            f"{int(is_noise.sum())} feature(s) of the erased rows vary by rounding error only, and "
-            "the factor of the snapshot uses them; pass the moments of the erased rows, from which "
-            "repair leaves such features out"
-        )
-    return factor
-
-
 def refuse_lost(
     restoration: Restoration, method: str, columns: list[LabelColumns],
     remedy: str = "use an eraser that keeps part of it, such as splince(keep=)",
@@ -328,7 +309,7 @@ def _report(
         dropped=0, cosines=(), amplification=restoration.amplification, rho=None,
         distortion=cost, distortion_leace=None,
         solver=factor.solver, tolerance=restoration.cut,
-        shrinkage=erased.shrinkage if isinstance(erased, Factored) else 0.0,
+        shrinkage=erased.shrinkage,
         warnings=tuple(notes), sampling=None if sample is None else Sampling(sample.n_rows, None),
         sensitivity=effect, strength=strength,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from splince_fast.exceptions import InputError
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
 from splince_fast.methods.oracle import oracle
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.snapshot import Factored, statistics
+from splince_fast.moments.statistics import Factored, statistics
 from splince_fast.projection import Projection
 
 Function: TypeAlias = Callable[..., Any]  # returns an Eraser

@@ -42,8 +42,8 @@ from splince_fast.moments.format import (
 from splince_fast.moments.inputs import Update, read_update
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator, with_subsample
-from splince_fast.moments.snapshot import Factored, Snapshot, snapshot_of
 from splince_fast.moments.state import State
+from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.moments.stream import accumulate
 from splince_fast.moments.variable import check_ddof
 
@@ -672,14 +672,14 @@ class Moments:
         [1, 1]
         """
         options = Options(shrinkage=shrinkage, solver=solver)
-        with self._statistics() as snapshot:
-            return Factored(snapshot, options)
+        with self._statistics() as statistics:
+            return Factored(statistics, options)
 
     @contextmanager
-    def _statistics(self) -> Iterator[Snapshot]:
+    def _statistics(self) -> Iterator[Statistics]:
         """Hold the lock, and yield the statistics for erasers."""
         with self._lock:
-            yield snapshot_of(self._flushed())
+            yield Statistics(self._flushed())
 
     def __repr__(self) -> str:
         if self.n_features is None:

@@ -11,9 +11,8 @@ A row is sampled if the hash of its position in the stream is below the fraction
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,15 +116,57 @@ class SampledAccumulator(DiagonalAccumulator):
         other.position = self.position
         return other
 
+    # -- reading ---------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class SampleStatistics:
+    def check_rows(self, shrunk: bool) -> None:
+        """Raise NotEnoughDataError if the sample has fewer than 4 rows per feature that varies."""
+        # With shrinkage, 2 rows are enough.
+        state, rows = self.nonempty_state(), self.sample.n_rows
+        varying = int(np.count_nonzero(state.second.diagonal()))
+        needed = 2 if shrunk else max(2, LEAST_ROWS * varying)
+        if rows < needed:
+            raise NotEnoughDataError(
+                f"the covariance of {state.width} features is estimated from {rows:,} sampled "
+                f"rows of {state.n_rows:,} (subsample={self.parameters.subsample:g}), and "
+                f"{needed:,} are needed: {LEAST_ROWS} for each feature that varies. Accumulate "
+                "with a larger subsample= (1 uses all rows), add rows, or pass shrinkage='oas'"
+            )
+
+    def factor_input(self) -> FactorInput:
+        """Return the estimate S + D of Cov(x). No rows may be buffered."""
+        self.check_rows(shrunk=True)
+        state, sample = self.nonempty_state(), self.sample.nonempty_state()
+        n_effective = sample.weight**2 / self.squares
+        matrix = sample.scatter / sample.weight
+        diagonal = np.einsum("ii->i", matrix)
+        variances = state.second.diagonal() / state.weight
+        error = _STANDARD_ERRORS * (2.0 / n_effective) ** 0.5 * diagonal
+        difference = variances - diagonal
+        large = (_FACTOR - 1.0) * np.minimum(variances, diagonal)
+        features = np.flatnonzero(np.abs(difference) > np.maximum(error, large))
+        if len(features):
+            warn(
+                f"the variance of {len(features)} feature(s) "
+                f"({abbreviated(features, self.feature_names)}) in the sampled rows is wrong by "
+                f"more than a factor of {_FACTOR:g}, because a few rows contribute most of it. "
+                "Erasure is exact, but x may change more than the report expects; pass a larger "
+                "subsample=",
+                SampledScatterWarning,
+            )
+        # A difference within the sampling error would inflate directions of small variance.
+        diagonal += np.where(difference > error, difference, 0.0)
+        statistics = SampleStatistics(sample.n_rows, n_effective, sample.n_rows / state.n_rows)
+        return FactorInput(
+            matrix, 1.0, sample.n_rows, n_effective, sample.unit_roundoff, statistics
+        )
+
+
+class SampleStatistics(NamedTuple):
     """Properties of the sample from which Cov(x) was estimated."""
 
     n_rows: int
     n_effective: float  # effective number m of sampled rows, (sum w)^2 / sum w^2
     fraction: float  # fraction of all rows that was sampled
-    unit_roundoff: float  # unit roundoff of the products in the scatter of the sample
 
     def distortion(self, left: Float, gram: Float, regressors: int) -> tuple[float, float | None]:
         """Estimate the distortion E|left^T right (x - mean)|^2 and its excess, without bias."""
@@ -144,56 +185,22 @@ class SampleStatistics:
         return naive / (1.0 - unseen * p / m) * (1.0 + excess), excess
 
 
-def check_sample(sampled: SampledAccumulator, shrunk: bool) -> None:
-    """Raise NotEnoughDataError if the sample has fewer than 4 rows per feature that varies."""
-    # With shrinkage, 2 rows are enough.
-    state, rows = sampled.nonempty_state(), sampled.sample.n_rows
-    varying = int(np.count_nonzero(state.second.diagonal()))
-    needed = 2 if shrunk else max(2, LEAST_ROWS * varying)
-    if rows < needed:
-        raise NotEnoughDataError(
-            f"the covariance of {state.width} features is estimated from {rows:,} sampled rows of "
-            f"{state.n_rows:,} (subsample={sampled.parameters.subsample:g}), and {needed:,} are "
-            f"needed: {LEAST_ROWS} for each feature that varies. Accumulate with a larger "
-            "subsample= (1 uses all rows), add rows, or pass shrinkage='oas'"
-        )
+class FactorInput(NamedTuple):
+    """A covariance to factor, `scatter` / `weight`."""
 
+    scatter: Float  # (d, d): Fortran-ordered, only the lower triangle is valid; or its diagonal
+    weight: float
+    n_rows: int  # number of rows, which limits the rank
+    n_effective: float  # weight sum of the rows, or effective number of sampled rows
+    unit_roundoff: float
+    sample: SampleStatistics | None = None
 
-def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, SampleStatistics]:
-    """Return the estimate S + D of Cov(x), and properties of the sample."""
-    # The matrix is (d, d), Fortran-ordered; only its lower triangle is valid. No rows may be
-    # buffered.
-    check_sample(sampled, shrunk=True)
-    state, sample = sampled.nonempty_state(), sampled.sample.nonempty_state()
-    n_effective = sample.weight**2 / sampled.squares
-    matrix = sample.scatter / sample.weight
-    diagonal = np.einsum("ii->i", matrix)
-    variances = state.second.diagonal() / state.weight
-    error = _STANDARD_ERRORS * (2.0 / n_effective) ** 0.5 * diagonal
-    _warn_of_variances(variances, diagonal, error, sampled.feature_names)
-    # A difference within the sampling error would inflate directions of small variance.
-    missing = variances - diagonal
-    diagonal += np.where(missing > error, missing, 0.0)
-    return matrix, SampleStatistics(
-        sample.n_rows, n_effective, sample.n_rows / state.n_rows, sample.unit_roundoff
-    )
+    def times(self, rows: Float) -> Float:
+        """Return the product of the covariance with each row of `rows`, (r, d)."""
+        import scipy.linalg.blas
 
-
-def _warn_of_variances(
-    variances: Float, sample_variances: Float, error: Float, names: Sequence[str] | None
-) -> None:
-    """Warn of features whose variances differ too much between all rows and the sample."""
-    smaller = np.minimum(variances, sample_variances)
-    difference = np.abs(variances - sample_variances)
-    features = np.flatnonzero((difference > error) & (difference > (_FACTOR - 1.0) * smaller))
-    if len(features):
-        shown = abbreviated(features, names)
-        warn(
-            f"the variance of {len(features)} feature(s) ({shown}) in the sampled rows is wrong by "
-            f"more than a factor of {_FACTOR:g}, because a few rows contribute most of it. Erasure "
-            "is exact, but x may change more than the report expects; pass a larger subsample=",
-            SampledScatterWarning,
-        )
+        product = scipy.linalg.blas.dsymm(1.0 / self.weight, self.scatter, rows.T, lower=1)
+        return np.asarray(product.T)
 
 
 def arguments_of_part(arguments: Mapping[str, object], first: int) -> dict[str, Any]:
@@ -209,14 +216,12 @@ def arguments_of_part(arguments: Mapping[str, object], first: int) -> dict[str, 
 
 def with_subsample(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
     """Return the arguments of moments, with a valid number as `subsample` in place of "auto"."""
-    arguments = dict(parameters)
-    if "subsample" in arguments:
-        covariance_type = arguments.get("covariance_type", "full")
-        check_moment_options(arguments["subsample"], covariance_type)
-        arguments["subsample"] = subsample_for(
-            arguments["subsample"], source.n_rows, source.n_features, source.name, folds
-        )
-    return arguments
+    if "subsample" not in parameters:
+        return dict(parameters)
+    subsample = parameters["subsample"]
+    check_moment_options(subsample, parameters.get("covariance_type", "full"))
+    shape = source.n_rows, source.n_features
+    return {**parameters, "subsample": subsample_for(subsample, *shape, source.name, folds)}
 
 
 def subsample_for(
@@ -225,24 +230,23 @@ def subsample_for(
     """Return `subsample` as a number for a source; raise InputError if it leaves too few rows."""
     # "auto" is the smallest power of 1/2 that leaves 22 sampled rows per feature for an eraser.
     # With `folds` above 1, an eraser is fitted to the rows of all folds except one.
-    has_shape = n_rows is not None and n_features is not None
-    if isinstance(subsample, str):
-        if not has_shape:
+    if n_rows is None or n_features is None:
+        if isinstance(subsample, str):
             raise InputError(
                 f"subsample='auto' needs the number of rows and features, which are unknown for "
                 f"{name}; pass a number, such as 22 * d / n for d features and about n rows"
             )
-        n_fitted = cast(int, n_rows) * max(1, folds - 1) / folds
-        rate, needed = 1.0, GOOD_ROWS * cast(int, n_features)
-        while rate / 2 * n_fitted >= needed:
+        return subsample
+    if isinstance(subsample, str):
+        n_fitted, rate = n_rows * max(1, folds - 1) / folds, 1.0
+        while rate / 2 * n_fitted >= GOOD_ROWS * n_features:
             rate /= 2
         return rate
-    if has_shape and subsample < 1:
-        expected, needed = subsample * cast(int, n_rows), LEAST_ROWS * cast(int, n_features)
-        if expected < needed:
-            raise InputError(
-                f"subsample={subsample:g} leaves about {expected:,.0f} of the {n_rows:,} rows for "
-                f"the covariance of {n_features:,} features, and {needed:,} are needed; pass at "
-                f"least {min(1.0, needed / cast(int, n_rows)):.2g}, or 'auto'"
-            )
+    expected, needed = subsample * n_rows, LEAST_ROWS * n_features
+    if subsample < 1 and expected < needed:
+        raise InputError(
+            f"subsample={subsample:g} leaves about {expected:,.0f} of the {n_rows:,} rows for the "
+            f"covariance of {n_features:,} features, and {needed:,} are needed; pass at least "
+            f"{min(1.0, needed / n_rows):.2g}, or 'auto'"
+        )
     return subsample

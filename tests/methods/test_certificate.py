@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import splince_fast as sf
 from splince_fast._solve.held_out import certificate, class_noise
-from splince_fast.moments import snapshot
+from splince_fast.moments import statistics
 from splince_fast.report import Report
 
 
@@ -204,7 +204,7 @@ def test_noise_of_many_features_is_estimated_from_random_directions(
         moments = sf.Moments(by="z").update(X, {"z": z})
         found = sf.leace(moments, erase="z").report.variables[0].noise
         with monkeypatch.context() as patch:
-            patch.setattr(snapshot, "_PROBES", 200)
+            patch.setattr(statistics, "_PROBES", 200)
             exact = sf.leace(moments, erase="z").report.variables[0].noise
         error = 4 * (2 / (128 * exact.degrees[0])) ** 0.5
         assert found.taus[0] == pytest.approx(exact.taus[0], rel=error)

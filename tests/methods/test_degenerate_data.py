@@ -185,13 +185,22 @@ def test_more_classes_than_the_support_has_room_for(dtype: Any) -> None:
     assert_erased(eraser, x, {"z": z})
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
 @pytest.mark.parametrize("method", METHODS)
-def test_constant_data_erase_nothing_and_say_so(method: str) -> None:
-    x = np.tile([1.0, -3.0, 1e6], (40, 1))
-    moments = sf.Moments().update(x, {"z": np.arange(40) % 2, "y": np.arange(40) % 3})
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1.0, 1e12])
+def test_rows_without_a_trace_erase_nothing_and_say_so(method: str, scale: float) -> None:
+    """The same rows in both classes: what covariance is left is rounding. Or constant rows."""
+    rng = np.random.default_rng(13)
+    order, z = rng.permutation(600), np.repeat([0, 1], 300)
+    x = np.tile(rng.normal(size=(300, 6)), (2, 1)) * scale
+    if not scale:
+        x += [1.0, -3.0, 1e6, 0.0, 0.1, 1e-6]
+    y = x[order, 0] if scale else np.arange(600) % 3
+    moments = sf.Moments().update(x[order], {"z": z[order], "y": y})
     with pytest.warns(sf.NothingErasedWarning, match="'z'"):
         eraser = erase(method, moments)
     assert eraser.rank == 0
+    np.testing.assert_array_equal(eraser.matrix(), np.eye(6))
     np.testing.assert_array_equal(eraser(x), x)
     assert report(eraser).warnings
 
@@ -212,21 +221,6 @@ def test_classes_that_are_points_become_their_mean(keep: str | None) -> None:
         moments = sf.Moments(by="z").update(x, {"z": z, "y": np.arange(60) % 4})
         eraser = sf.quadratic(moments, erase="z", keep=keep, shrinkage=0.5)
         np.testing.assert_allclose(eraser(x, {"z": z}), x.mean(axis=0) + 0 * x, atol=1e-15)
-
-
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_no_trace_to_rounding_warns_at_any_scale(method: str, scale: float) -> None:
-    """The same rows in both classes: what covariance is left is rounding."""
-    rng = np.random.default_rng(13)
-    half = rng.normal(size=(300, 6))
-    x, z = np.tile(half, (2, 1)) * scale, np.repeat([0, 1], 300)
-    order = rng.permutation(600)
-    moments = sf.Moments().update(x[order], {"z": z[order], "y": x[order, 0]})
-    with pytest.warns(sf.NothingErasedWarning):
-        eraser = erase(method, moments)
-    np.testing.assert_array_equal(eraser.matrix(), np.eye(6))
 
 
 def test_a_kept_variable_without_a_trace_costs_nothing() -> None:

@@ -1,6 +1,8 @@
 """One factor for many erasers: the same results as from the moments, at a fraction of the cost.
 
-Modules: `methods.method_call`, `moments.snapshot`, `_solve.factor`.
+Shrinkage has the intensity of scikit-learn.
+
+Modules: `methods.method_call`, `moments.statistics`, `_solve.factor`.
 """
 
 from __future__ import annotations
@@ -11,14 +13,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import EPS
+from sklearn.covariance import oas
 
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
 from splince_fast._solve.options import MOMENT_OPTIONS
+from splince_fast.exceptions import (
+    InfeasibleError,
+    InputError,
+    NotEnoughDataError,
+    UnknownVariableError,
+)
 from splince_fast.methods import method_call
 from splince_fast.methods.table import METHODS
 
-EPS = float(np.finfo(np.float64).eps)
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("splince", {"erase": "z", "keep": "y"}),
     ("splince", {"erase": ["z", "y"], "keep": np.eye(12)[:, :2]}),
@@ -38,17 +49,20 @@ def moments(n: int = 400, d: int = 12, seed: int = 0, **options: Any) -> sf.Mome
 
 
 @pytest.mark.parametrize(("method", "arguments"), CALLS)
-@pytest.mark.parametrize("n", [400, 9])
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [(400, {}), (9, {}), (400, {"subsample": 0.5}), (400, {"covariance_type": "diag"})],
+)
 def test_every_method_gives_the_same_from_a_snapshot(
-    method: str, arguments: dict[str, Any], n: int
+    method: str, arguments: dict[str, Any], n: int, options: dict[str, Any]
 ) -> None:
-    whole = moments(n)
+    whole = moments(n, **options)
     kept = whole.factored()
     call = getattr(sf, method)
     try:
         expected = call(whole, **arguments)
-    except sf.InfeasibleError:
-        with pytest.raises(sf.InfeasibleError):
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
             call(kept, **arguments)
         return
     found = call(kept, **arguments)
@@ -57,9 +71,8 @@ def test_every_method_gives_the_same_from_a_snapshot(
     a, b = found.report.to_dict(), expected.report.to_dict()
     # The remembered covariance is scaled and back: two roundings an entry.
     for figures in (a, b):
-        figures["distortion"] = round(figures["distortion"], 9)
-        if figures["distortion_leace"] is not None:
-            figures["distortion_leace"] = round(figures["distortion_leace"], 9)
+        for name in ("distortion", "distortion_leace"):
+            figures[name] = figures[name] and round(figures[name], 9)
     assert a == b
 
 
@@ -75,12 +88,12 @@ def test_shrinkage_belongs_to_the_snapshot(shrinkage: float | str, solver: str) 
         assert found.report.shrinkage == expected.report.shrinkage
         assert found.report.distortion == pytest.approx(expected.report.distortion, rel=1e-9)
     other = 0.7 if shrinkage != 0.7 else 0.1
-    with pytest.raises(sf.InputError, match=r"factored\(\)"):
+    with pytest.raises(InputError, match=r"factored\(\)"):
         sf.leace(kept, erase="z", shrinkage=other)
-    with pytest.raises(sf.InputError, match=r"factored\(\)"):
+    with pytest.raises(InputError, match=r"factored\(\)"):
         sf.leace(kept, erase="z", solver="eigh" if solver == "cholesky" else "cholesky")
     if kept.shrinkage:
-        with pytest.raises(sf.InputError, match="changes correlations"):
+        with pytest.raises(InputError, match="changes correlations"):
             sf.concept_strength(kept, "z")
 
 
@@ -94,13 +107,22 @@ def test_concept_strength_takes_a_snapshot(n: int) -> None:
         assert sf.concept_strength(kept, name) == sf.concept_strength(whole, name)
 
 
-def test_later_updates_do_not_change_a_snapshot() -> None:
-    whole = moments()
+@pytest.mark.parametrize("options", [{}, {"covariance_type": "diag"}, {"subsample": 0.5}])
+@pytest.mark.parametrize("block_rows", [16, None])  # rows are merged at once, or wait
+def test_later_updates_do_not_change_a_snapshot(
+    options: dict[str, Any], block_rows: int | None
+) -> None:
+    whole = moments(block_rows=block_rows, **options)
     kept = whole.factored()
-    before = sf.splince(kept, erase="z", keep="y")
-    whole.update(np.random.default_rng(9).normal(size=(50, 12)), {"z": np.arange(50) % 5})
-    after = sf.splince(kept, erase="z", keep="y")
-    np.testing.assert_array_equal(before.left, after.left)
+    sums = {name: whole.cross_covariance(name) for name in ("z", "y")}
+    before = [sf.sal(kept, erase=name).matrix() for name in sums]
+    rng = np.random.default_rng(9)
+    labels = {"z": np.arange(800) % 5, "y": rng.normal(size=(800, 2))}
+    whole.update(rng.normal(size=(800, 12)) + 3.0, labels)
+    for name, old in sums.items():  # the control: the moments did change
+        assert np.abs(whole.cross_covariance(name)[:, : old.shape[1]] - old).max() > 0.01
+    for name, matrix in zip(sums, before, strict=True):
+        np.testing.assert_array_equal(sf.sal(kept, erase=name).matrix(), matrix)
     assert kept.n_rows == 400
     assert kept.variables == {"z": "classes", "y": "continuous"}
     for array in (kept.mean, kept.variances):
@@ -109,27 +131,10 @@ def test_later_updates_do_not_change_a_snapshot() -> None:
     assert "Factored(400 rows, 12 features" in repr(kept)
 
 
-@pytest.mark.parametrize("options", [{}, {"covariance_type": "diag"}, {"subsample": 0.5}])
-def test_updates_that_are_merged_do_not_change_a_snapshot(options: dict[str, Any]) -> None:
-    """Rows that wait change no sums: blocks of 16 rows are merged at once."""
-    whole = moments(block_rows=16, **options)
-    kept = whole.factored()
-    sums = {name: whole.cross_covariance(name) for name in ("z", "y")}
-    before = [sf.sal(kept, erase=name).matrix() for name in sums]
-    rng = np.random.default_rng(9)
-    whole.update(
-        rng.normal(size=(800, 12)) + 3.0, {"z": np.arange(800) % 3, "y": rng.normal(size=(800, 2))}
-    )
-    for name, old in sums.items():  # the control: the moments did change
-        assert np.abs(whole.cross_covariance(name) - old).max() > 0.01
-    for name, matrix in zip(sums, before, strict=True):
-        np.testing.assert_array_equal(sf.sal(kept, erase=name).matrix(), matrix)
-
-
 def test_a_solve_that_fails_keeps_no_lock() -> None:
     """Another thread may write after a solve that raised."""
     whole = moments()
-    with pytest.raises(sf.UnknownVariableError):
+    with pytest.raises(UnknownVariableError):
         sf.leace(whole, erase="unknown")
     with ThreadPoolExecutor(1) as other:
         other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
@@ -152,6 +157,18 @@ def test_a_snapshot_that_cholesky_refuses_is_refused_at_once() -> None:
         sf.Moments().update(np.ones((5, 3))).update(np.eye(3)[:1]).factored(solver="cholesky")
 
 
+def test_a_snapshot_that_leaves_out_a_feature_of_the_test_is_refused() -> None:
+    """The factor of float32 rows has no feature that varies by their rounding; the test has."""
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(400, 4)).astype(np.float32), rng.integers(0, 2, 400)
+    x[:, 3] = 1000 + np.spacing(np.float32(1000)) * rng.integers(0, 2, 400)
+    moments = sf.Moments().update(x, {"z": z})
+    assert sf.concept_strength(moments, "z").rank_x == 4
+    with pytest.raises(InputError, match=r"leaves out feature\(s\) 3.*pass the moments"):
+        sf.concept_strength(moments.factored(), "z")
+    assert sf.leace(moments.factored(), erase="z").rank == 1
+
+
 def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     solve = method_call.oblique
 
@@ -166,13 +183,13 @@ def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.Monke
 
 def test_unknown_variables_and_other_objects() -> None:
     kept = moments().factored()
-    with pytest.raises(sf.UnknownVariableError, match="'z', 'y'"):
+    with pytest.raises(UnknownVariableError, match="'z', 'y'"):
         sf.leace(kept, erase="w")
-    with pytest.raises(sf.InputError, match=r"pass sf\.Moments"):
+    with pytest.raises(InputError, match=r"pass sf\.Moments"):
         sf.leace(np.eye(3), erase="w")  # type: ignore[arg-type]
-    with pytest.raises(sf.NotEnoughDataError):
+    with pytest.raises(NotEnoughDataError):
         sf.Moments().factored()
-    with pytest.raises(sf.InputError, match="solver"):
+    with pytest.raises(InputError, match="solver"):
         moments().factored(solver="qr")
 
 
@@ -184,7 +201,7 @@ def test_unknown_variables_and_other_objects() -> None:
 def test_gram_is_that_of_the_covariance_without_shrinkage(n: int, shrinkage: float | None) -> None:
     whole = moments(n)
     rows = np.random.default_rng(1).normal(size=(3, 12))
-    found = whole.factored(shrinkage).gram(rows)
+    found = whole.factored(shrinkage)._copy.gram(rows)
     expected = rows @ whole.covariance(ddof=0) @ rows.T
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
@@ -212,6 +229,43 @@ def test_constants_take_no_rows_and_no_part_of_a_factor() -> None:
     factor = sf.Moments().update(x).factored().factor
     assert (factor.solver, factor.rank) == ("cholesky", 10)
     assert not factor.unwhiten(np.eye(24))[:, 10:].any()
+
+
+# --- shrinkage by a rule --------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(4, 300),
+    d=st.integers(2, 30),
+    cut=st.floats(0, 1),
+    seed=st.integers(0, 2**16),
+    block_rows=st.sampled_from([1, 7, 64, None]),
+)
+def test_intensity_equals_scikit_learn(
+    n: int, d: int, cut: float, seed: int, block_rows: int | None
+) -> None:
+    """Of parts that are added, and of rows that weigh two."""
+    rng = np.random.default_rng(seed)
+    x, k = rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + rng.normal(size=d), int(cut * n)
+    # Sums over n d terms of fourth powers: their relative error is a few hundred eps sqrt(n d);
+    # the intensity is a ratio of such sums.
+    near = {"abs": 500 * EPS * (2 * n * d) ** 0.5}
+    first, other = (sf.Moments(block_rows=block_rows).update(part) for part in (x[:k], x[k:]))
+    assert (first + other).factored("oas").shrinkage == pytest.approx(oas(x)[1], **near)
+    weighted = sf.Moments().update(x, sample_weight=np.where(np.arange(n) < k, 2.0, 1.0))
+    expected = oas(np.concatenate([x, x[:k]]))[1]
+    assert weighted.factored("oas").shrinkage == pytest.approx(expected, **near)
+
+
+def test_intensity_of_white_and_of_isotropic_rows() -> None:
+    """White data, where another tool's intensity left [0, 1] and the covariance its cone."""
+    x = np.linalg.qr(np.random.default_rng(0).normal(size=(500, 10)))[0] * 500**0.5
+    assert 0.0 <= sf.Moments().update(x - x.mean(axis=0)).factored("oas").shrinkage <= 1.0
+    x = np.random.default_rng(0).normal(size=(60, 5)) @ np.diag([1.0, 2, 3, 4, 5])
+    found = [sf.Moments().update(part).factored("oas").shrinkage for part in (x, x[:20])]
+    assert abs(found[0] - found[1]) > 1e-3  # control: rows make a difference
+    x = np.array([[1.0], [-1.0], [1.0], [-1.0]])  # its own target
+    assert sf.Moments().update(x).factored("oas").shrinkage == 1.0
 
 
 # --- one declaration of options ------------------------------------------------------------------

@@ -102,7 +102,7 @@ def solved(p: Problem, whitened: bool = True, **options: Any) -> dict[str, Any]:
         noise = tolerances.noise(p.d, factor.smallest)
     else:
         factor = kernel.identity(np.diag(p.s).copy(), options.pop("per_weight", 1.0))
-        noise = tolerances.noise_unwhitened(factor.variance)
+        noise = tolerances.noise(factor.variance)
     found = oblique_kernel.oblique(
         factor,
         erased,
