@@ -355,7 +355,7 @@ def test_a_file_that_was_replaced_since_its_header_was_read_is_refused(
     for other in (np.ones((4, 2)), np.ones((6, 2), np.float32)):
         save_rows(path, other)
         with pytest.raises(
-            sf.InputError, match=r"now holds float.* of shape \(.*make a new source"
+            sf.exceptions.InputError, match=r"now holds float.* of shape \(.*make a new source"
         ):
             list(source)
 
@@ -835,7 +835,7 @@ def test_tensors_that_are_not_dense_are_an_error_of_one_line(
         assert not Path(target).exists()
     z = np.arange(len(X)) % 2
     conditional = sf.oracle(sf.Moments().update(X, {"z": z}), erase="z")
-    with pytest.raises(sf.InputError, match="pass a dense one"):
+    with pytest.raises(sf.exceptions.InputError, match="pass a dense one"):
         conditional(tensor, {"z": z})
 
 

@@ -99,7 +99,7 @@ def test_it_neither_keeps_nor_freezes_the_arrays_it_is_made_of(order: Any, rank:
     ],
 )
 def test_parts_that_do_not_make_a_projection(parts: Any) -> None:
-    with pytest.raises(sf.InputError):
+    with pytest.raises(sf.exceptions.InputError):
         sf.Projection(*parts)
 
 
@@ -145,7 +145,7 @@ def test_out_that_overlaps_the_rows(make: Callable[[Any], Any]) -> None:
     if out.shape != rows.shape:
         rows = table[: len(out)]
     before = table.copy()
-    with pytest.raises(sf.InputError, match="overlaps"):
+    with pytest.raises(sf.exceptions.InputError, match="overlaps"):
         eraser(rows, out=out)
     np.testing.assert_array_equal(table, before)
 
@@ -160,7 +160,7 @@ def test_out_that_overlaps_the_rows(make: Callable[[Any], Any]) -> None:
     ],
 )
 def test_out_that_does_not_fit(out: Any, text: str) -> None:
-    with pytest.raises(sf.InputError, match=text):
+    with pytest.raises(sf.exceptions.InputError, match=text):
         draw_eraser()(rows_like("float64", 4, 7), out=out)
 
 
@@ -175,7 +175,7 @@ def test_out_whose_entries_share_memory(view: Callable[[Any], Any]) -> None:
     v = view(np.arange(20.0))
     before = v.copy()
     for rows in (v, rows_like("float64", 5, 7)):
-        with pytest.raises(sf.InputError, match="share memory"):
+        with pytest.raises(sf.exceptions.InputError, match="share memory"):
             draw_eraser()(rows, out=v)
     np.testing.assert_array_equal(v, before)
 
@@ -195,7 +195,7 @@ def test_layouts_without_shared_memory_are_known(data: st.DataObject) -> None:
 
 def test_read_only_rows_in_place() -> None:
     x = rows_like("float64", 4, 7, "read-only")
-    with pytest.raises(sf.InputError, match="read-only"):
+    with pytest.raises(sf.exceptions.InputError, match="read-only"):
         draw_eraser()(x, out=x)
 
 
@@ -211,13 +211,13 @@ def test_read_only_rows_in_place() -> None:
     ],
 )
 def test_rows_of_another_shape(shape: tuple[int, ...], text: str) -> None:
-    with pytest.raises(sf.InputError, match=text):
+    with pytest.raises(sf.exceptions.InputError, match=text):
         draw_eraser()(np.zeros(shape))
 
 
 @pytest.mark.parametrize("rows", [[["a"] * 7], np.ones((2, 7)) * 1j, np.ones((2, 7), "M8[s]")])
 def test_rows_that_are_no_numbers(rows: Any) -> None:
-    with pytest.raises(sf.InputError):
+    with pytest.raises(sf.exceptions.InputError):
         draw_eraser()(rows)
 
 
@@ -246,7 +246,7 @@ def test_lists_and_frames() -> None:
 def test_masked_rows_are_refused() -> None:
     """Masked entries are no data."""
     x = rows_like("float64", 5, 7)
-    with pytest.raises(sf.InputError, match="mask"):
+    with pytest.raises(sf.exceptions.InputError, match="mask"):
         draw_eraser()(np.ma.masked_array(x, x > 0))
 
 
@@ -276,7 +276,7 @@ def test_memmap_to_memmap_and_in_place(tmp_path: Path, dtype: str) -> None:
     eraser(both, out=both)
     both.flush()
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), eraser(x))
-    with pytest.raises(sf.InputError, match=r"r\+"):
+    with pytest.raises(sf.exceptions.InputError, match=r"r\+"):
         eraser(source, out=source)
 
 
@@ -346,7 +346,11 @@ def test_masks_and_row_numbers_of_rows_beyond_one_chunk(
     np.testing.assert_array_equal(eraser(x, mask=mask), expected)
     x[2, 3] = 60000
     for rows in (None, mask):
-        with pytest.raises(sf.InputError, match="row 13 ") if x.itemsize == 2 else nullcontext():
+        with (
+            pytest.raises(sf.exceptions.InputError, match="row 13 ")
+            if x.itemsize == 2
+            else nullcontext()
+        ):
             eraser(x, mask=rows)
 
 
@@ -369,7 +373,7 @@ def test_what_a_mask_hides_may_be_anything() -> None:
      (np.full((3, 5), 2), "1 and 0"), ([[1], [1, 0]], "cannot be read")],
 )  # fmt: skip
 def test_masks_that_do_not_fit(mask: Any, text: str) -> None:
-    with pytest.raises(sf.InputError, match=text):
+    with pytest.raises(sf.exceptions.InputError, match=text):
         draw_eraser()(stack_of("float64", "C"), mask=mask)
 
 
@@ -406,7 +410,9 @@ def test_the_number_of_threads_changes_no_bit(
     ],
 )
 def test_layers_that_do_not_fit(weight: Any, bias: Any) -> None:
-    with pytest.raises(sf.InputError, match=r"weight (has shape|must|has 1)|bias has shape"):
+    with pytest.raises(
+        sf.exceptions.InputError, match=r"weight (has shape|must|has 1)|bias has shape"
+    ):
         draw_eraser().fold_into(weight, bias)
 
 
@@ -414,11 +420,11 @@ def test_a_layer_that_leaves_its_range_is_an_error_and_no_infinity() -> None:
     axis = np.array([[1.0], [0.0]])
     doubling = sf.Projection(-axis, axis, np.array([1.0, 0.0]))
     weight = np.array([[6e4, 1.0]], np.float16)
-    with pytest.raises(sf.InputError, match=r"folded weight holds 1.2e\+05.*float16"):
+    with pytest.raises(sf.exceptions.InputError, match=r"folded weight holds 1.2e\+05.*float16"):
         doubling.fold_into(weight)
     assert doubling.fold_into(weight.astype("f4"))[0][0, 0] == 120000
     far = sf.Projection(axis, axis, np.array([9e4, 0.0]))
-    with pytest.raises(sf.InputError, match="folded bias holds 9e"):
+    with pytest.raises(sf.exceptions.InputError, match="folded bias holds 9e"):
         far.fold_into(np.ones((1, 2), np.float16))
 
 
@@ -435,7 +441,7 @@ def test_composition_removes_no_more_dimensions_than_it_has() -> None:
 
 
 def test_composition_with_something_else() -> None:
-    with pytest.raises(sf.InputError, match=r"7 features.*6"):
+    with pytest.raises(sf.exceptions.InputError, match=r"7 features.*6"):
         draw_eraser(d=7) @ draw_eraser(d=6)
     with pytest.raises(TypeError):
         draw_eraser() @ 3  # type: ignore[operator]
@@ -449,7 +455,7 @@ def test_rounded_factors() -> None:
         np.testing.assert_array_equal(getattr(narrow, name), rounded)
     np.testing.assert_array_equal(eraser.astype("float64").matrix(), eraser.matrix())
     for wrong in (np.float16, np.int64, "complex64"):
-        with pytest.raises(sf.InputError, match="float32 or float64"):
+        with pytest.raises(sf.exceptions.InputError, match="float32 or float64"):
             eraser.astype(wrong)
 
 
@@ -550,7 +556,7 @@ def test_the_report_of_a_partial_eraser() -> None:
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.5, np.nan, np.inf, True, "0.5", None, 1j])
 def test_fractions_that_are_none(alpha: Any) -> None:
-    with pytest.raises(sf.InputError, match="alpha is"):
+    with pytest.raises(sf.exceptions.InputError, match="alpha is"):
         draw_eraser().scaled(alpha)
 
 
@@ -572,7 +578,7 @@ def assert_identical(a: sf.Projection, b: sf.Projection) -> None:
 
 def projections() -> list[sf.Projection]:
     data = draw_data(0, n=20, d=30, kz=2, ky=1)
-    with pytest.warns(sf.NothingErasedWarning):
+    with pytest.warns(sf.exceptions.NothingErasedWarning):
         nothing = sf.leace(sf.Moments().update(np.ones((4, 3)), {"z": [0, 1, 0, 1]}), erase="z")
     return [
         fitted(),
@@ -644,7 +650,7 @@ def test_edited_headers(edit: str, tmp_path: Path) -> None:
     path.write_bytes(with_header(path.read_bytes(), lambda h: None))
     assert sf.Projection.load(path).rank == 2  # the editor itself does no harm
     path.write_bytes(with_header(path.read_bytes(), EDITS[edit]))
-    with pytest.raises(sf.FileFormatError, match=r"e\.safetensors"):
+    with pytest.raises(sf.exceptions.FileFormatError, match=r"e\.safetensors"):
         sf.Projection.load(path)
 
 
@@ -738,35 +744,35 @@ def test_out_for_a_tensor_that_records_gradients(torch: Any, dtype: str) -> None
     with torch.no_grad():
         assert eraser(X, out=out) is out
     np.testing.assert_allclose(out.double(), expected.double(), rtol=2 * torch.finfo(X.dtype).eps)
-    with pytest.raises(sf.InputError, match="out"):
+    with pytest.raises(sf.exceptions.InputError, match="out"):
         eraser(X, out=torch.zeros_like(X).detach())
-    with pytest.raises(sf.InputError, match="out"):
+    with pytest.raises(sf.exceptions.InputError, match="out"):
         eraser(X.detach(), out=torch.zeros_like(X).requires_grad_())
 
 
 def test_tensors_that_do_not_fit(torch: Any) -> None:
     eraser = draw_eraser()
     for shape in ((3, 6), (7,), (2, 3, 6)):
-        with pytest.raises(sf.InputError, match=r"\(\.\.\., 7\) is expected"):
+        with pytest.raises(sf.exceptions.InputError, match=r"\(\.\.\., 7\) is expected"):
             eraser(torch.zeros(shape))
     sparse, nowhere = torch.zeros((3, 7)).to_sparse(), torch.zeros((3, 7), device="meta")
     for bad in (sparse, nowhere, torch.zeros((3, 7), dtype=torch.float8_e4m3fn)):
-        with pytest.raises(sf.InputError, match=r"sparse|meta|float8"):
+        with pytest.raises(sf.exceptions.InputError, match=r"sparse|meta|float8"):
             eraser(bad)
     X = torch.zeros((3, 7))
     for out in (torch.zeros((3, 7), dtype=torch.float64), torch.zeros((2, 7)), np.zeros((3, 7))):
-        with pytest.raises(sf.InputError, match="out is"):
+        with pytest.raises(sf.exceptions.InputError, match="out is"):
             eraser(X, out=out)
-    with pytest.raises(sf.InputError, match="out is"):
+    with pytest.raises(sf.exceptions.InputError, match="out is"):
         eraser(X.numpy(), out=X)
-    with pytest.raises(sf.InputError):
+    with pytest.raises(sf.exceptions.InputError):
         eraser(torch.zeros((3, 7), dtype=torch.complex64))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_out_of_a_tensor_that_overlaps_it(torch: Any, dtype: str) -> None:
     table = torch.ones((5, 7), dtype=getattr(torch, dtype))
-    with pytest.raises(sf.InputError, match="overlaps"):
+    with pytest.raises(sf.exceptions.InputError, match="overlaps"):
         draw_eraser()(table[:4], out=table[1:])
 
 
@@ -793,7 +799,7 @@ def test_folding_into_a_torch_layer_of_integers(torch: Any, dtype: str) -> None:
     expected = eraser.fold_into(weight.numpy())
     assert (found.dtype, shift.dtype) == (torch.float32 if dtype != "int64" else torch.float64,) * 2
     np.testing.assert_array_equal(found.numpy(), expected[0])
-    with pytest.raises(sf.InputError, match="folded"):
+    with pytest.raises(sf.exceptions.InputError, match="folded"):
         sf.Projection(1e5 * np.eye(7), np.eye(7), np.ones(7)).fold_into(torch.eye(7).half())
 
 
@@ -831,7 +837,7 @@ def test_negated_views_are_read_and_shared_memory_is_refused(torch: Any) -> None
     assert torch.equal(eraser(negated), eraser(X))
     moments = sf.Moments().update(negated, {"z": [0, 1] * 6})
     np.testing.assert_allclose(moments.mean, X.mean(dim=0).numpy(), atol=1e-13)
-    with pytest.raises(sf.InputError, match="share memory"):
+    with pytest.raises(sf.exceptions.InputError, match="share memory"):
         eraser(X, out=torch.zeros(7, dtype=torch.float64).expand(12, 7))
 
 
@@ -853,10 +859,10 @@ def test_half_precision_that_overflows_is_an_error_and_no_infinity() -> None:
     rows = np.array([[1.0, 1.0], [60000.0, 1.0]], np.float16)
     assert np.isfinite(eraser(rows)).all()  # -60000 still fits
     further = sf.Projection(np.array([[3.0], [0.0]]), np.array([[1.0], [0.0]]), np.zeros(2))
-    with pytest.raises(sf.InputError, match=r"row 1 .* float16"):
+    with pytest.raises(sf.exceptions.InputError, match=r"row 1 .* float16"):
         further(rows)
     assert np.isfinite(further(rows.astype(np.float32))).all()
-    with pytest.raises(sf.InputError, match=r"row 1 .* float16"):
+    with pytest.raises(sf.exceptions.InputError, match=r"row 1 .* float16"):
         further(rows.astype(">f2"))
     rows[1, 0] = np.inf  # what was infinite before is no overflow
     assert not np.isfinite(further(rows)[1]).all()

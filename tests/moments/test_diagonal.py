@@ -389,7 +389,7 @@ def test_what_fails_leaves_no_trace(bad: float) -> None:
         with pytest.raises(InputError) as caught:
             moments.update(form(X), labels)
         assert isinstance(caught.value, NonFiniteError) == (not np.isfinite(bad))
-    with pytest.raises(sf.LabelError):
+    with pytest.raises(sf.exceptions.LabelError):
         moments.update(scipy.sparse.csr_array(X[:7]), {"z": np.linspace(0, 1, 7)})
     with pytest.raises(InputError, match="columns"):
         moments.update(scipy.sparse.csr_array(X[:7, :5]))

@@ -179,7 +179,9 @@ def test_naive_distortion_is_low() -> None:
     assert abs(np.mean(corrected) - 1) < 0.05
 
 
-@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
+)
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.WholeNumbersWarning")
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.SampledScatterWarning")
 @pytest.mark.parametrize("fit", [leace, splince])
@@ -541,7 +543,7 @@ def test_too_few_rows_for_the_formula_state_no_excess() -> None:
 def test_what_is_given_up_costs_no_rows() -> None:
     """Kept directions that are all dropped are regressors again, as LEACE has them."""
     moments = sf.Moments(subsample=0.1).update(*gaussian(4000, 16, 1.0))
-    with pytest.warns(sf.DroppedDirectionsWarning):
+    with pytest.warns(sf.exceptions.DroppedDirectionsWarning):
         dropped = sf.splince(moments, erase="z", keep="y", max_amplification=1.0).report
     plain = leace(moments).report
     assert dropped is not None

@@ -24,7 +24,7 @@ from tests.real_data.test_real_oracle import split
 Float = NDArray[np.float64]
 Rows = tuple[Float, NDArray[Any], NDArray[Any]]
 
-pytestmark = pytest.mark.filterwarnings("ignore::splince_fast.UnseenRowsWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::splince_fast.exceptions.UnseenRowsWarning")
 
 
 def rows(folder: Path, components: int | None) -> tuple[Rows, Rows]:

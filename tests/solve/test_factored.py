@@ -47,8 +47,8 @@ def test_every_method_gives_the_same_from_a_snapshot(
     call = getattr(sf, method)
     try:
         expected = call(whole, **arguments)
-    except sf.InfeasibleError:
-        with pytest.raises(sf.InfeasibleError):
+    except sf.exceptions.InfeasibleError:
+        with pytest.raises(sf.exceptions.InfeasibleError):
             call(kept, **arguments)
         return
     found = call(kept, **arguments)
@@ -75,12 +75,12 @@ def test_shrinkage_belongs_to_the_snapshot(shrinkage: float | str, solver: str) 
         assert found.report.shrinkage == expected.report.shrinkage
         assert found.report.distortion == pytest.approx(expected.report.distortion, rel=1e-9)
     other = 0.7 if shrinkage != 0.7 else 0.1
-    with pytest.raises(sf.InputError, match=r"factored\(\)"):
+    with pytest.raises(sf.exceptions.InputError, match=r"factored\(\)"):
         sf.leace(kept, erase="z", shrinkage=other)
-    with pytest.raises(sf.InputError, match=r"factored\(\)"):
+    with pytest.raises(sf.exceptions.InputError, match=r"factored\(\)"):
         sf.leace(kept, erase="z", solver="eigh" if solver == "cholesky" else "cholesky")
     if kept.shrinkage:
-        with pytest.raises(sf.InputError, match="changes correlations"):
+        with pytest.raises(sf.exceptions.InputError, match="changes correlations"):
             sf.concept_strength(kept, "z")
 
 
@@ -129,7 +129,7 @@ def test_updates_that_are_merged_do_not_change_a_snapshot(options: dict[str, Any
 def test_a_solve_that_fails_keeps_no_lock() -> None:
     """Another thread may write after a solve that raised."""
     whole = moments()
-    with pytest.raises(sf.UnknownVariableError):
+    with pytest.raises(sf.exceptions.UnknownVariableError):
         sf.leace(whole, erase="unknown")
     with ThreadPoolExecutor(1) as other:
         other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
@@ -166,13 +166,13 @@ def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.Monke
 
 def test_unknown_variables_and_other_objects() -> None:
     kept = moments().factored()
-    with pytest.raises(sf.UnknownVariableError, match="'z', 'y'"):
+    with pytest.raises(sf.exceptions.UnknownVariableError, match="'z', 'y'"):
         sf.leace(kept, erase="w")
-    with pytest.raises(sf.InputError, match=r"pass sf\.Moments"):
+    with pytest.raises(sf.exceptions.InputError, match=r"pass sf\.Moments"):
         sf.leace(np.eye(3), erase="w")  # type: ignore[arg-type]
-    with pytest.raises(sf.NotEnoughDataError):
+    with pytest.raises(sf.exceptions.NotEnoughDataError):
         sf.Moments().factored()
-    with pytest.raises(sf.InputError, match="solver"):
+    with pytest.raises(sf.exceptions.InputError, match="solver"):
         moments().factored(solver="qr")
 
 

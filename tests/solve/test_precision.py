@@ -30,14 +30,14 @@ from splince_fast._solve import tolerances
 
 # Conditions and units far beyond the digits of float32 are the subject.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:the eraser is sensitive:splince_fast.PrecisionWarning"
+    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
 )
 
 
 def silently(call: Any, *args: Any, **options: Any) -> sf.Projection:
     """A solve whose precision warnings are not the subject."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sf.PrecisionWarning)
+        warnings.simplefilter("ignore", sf.exceptions.PrecisionWarning)
         eraser = call(*args, **options)
     assert isinstance(eraser, sf.Projection)
     return eraser
@@ -201,7 +201,9 @@ def test_a_trace_left_in_tiny_features_warns(method: Any) -> None:
     """Two directions of three classes, and one feature so large that one of them is rounding."""
     x, z = graded(np.array([7.0] + 7 * [-9.0]), 3)
     moments = sf.Moments().update(x, {"z": z})
-    with pytest.warns(sf.PrecisionWarning, match="covariance with 'z' is left, for features"):
+    with pytest.warns(
+        sf.exceptions.PrecisionWarning, match="covariance with 'z' is left, for features"
+    ):
         eraser = method(moments, erase="z")
     assert eraser.rank == 1
     assert largest_trace(x, z, eraser)[0] > 0.1
@@ -227,12 +229,12 @@ def test_a_share_of_3e_4_in_tiny_features_warns(method: Any, strength: float, wa
     within = x - means
     x = within + np.array([1.0] + 7 * [strength]) * means
     x[:, 7] = 1e3
-    told = pytest.warns(sf.PrecisionWarning, match="is left, for features")
+    told = pytest.warns(sf.exceptions.PrecisionWarning, match="is left, for features")
     with told if warned else nullcontext():
         assert method(sf.Moments().update(x, {"z": z}), erase="z").rank == 1
     # Where nothing is erased, that is all there is to say; also where no feature varies.
     for rows in (np.hstack([within[:, :1], means[:, 1:]]), np.ones_like(x)):
-        with pytest.warns(sf.NothingErasedWarning) as seen:
+        with pytest.warns(sf.exceptions.NothingErasedWarning) as seen:
             method(sf.Moments().update(rows, {"z": z}), erase="z")
         assert len(seen) == 1
 
@@ -249,7 +251,7 @@ def test_a_large_amplification_warns_and_a_moderate_one_does_not(noise: float) -
     figures, texts = report(eraser), " ".join(str(w.message) for w in caught)
     assert (figures.amplification > 1e4) == (noise < 1e-2)
     assert ("max_amplification" in texts) == bool(caught) == (noise < 1e-2)
-    assert {w.category for w in caught} <= {sf.PrecisionWarning}
+    assert {w.category for w in caught} <= {sf.exceptions.PrecisionWarning}
     assert figures.amplification > 100
     # A bound of 1 or more promises nothing, and is a warning of its own.
     assert (figures.variables[0].bound >= 1) == ("rounding errors may undo" in texts)
@@ -263,7 +265,7 @@ def test_features_that_agree_to_rounding_warn_and_leace_is_its_own_reference(gap
     x = rng.normal(size=(1000, 6)) + 0.3 * z[:, None]
     x[:, 1] = x[:, 0] + gap * (rng.normal(size=1000) + z)
     moments = sf.Moments().update(x, {"z": z})
-    with pytest.warns(sf.PrecisionWarning, match="copies of others"):
+    with pytest.warns(sf.exceptions.PrecisionWarning, match="copies of others"):
         eraser = sf.leace(moments, erase="z")
     assert report(eraser).distortion == report(eraser).distortion_leace
     moved = ((eraser(x) - x) ** 2).sum(axis=1).mean() / x.var(axis=0).sum()
@@ -274,7 +276,7 @@ def test_features_that_agree_to_rounding_warn_and_leace_is_its_own_reference(gap
 # --- canonical correlations ----------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_singular_values_are_canonical_correlations(missing: float) -> None:
     rng = np.random.default_rng(1)
@@ -294,7 +296,7 @@ def test_singular_values_are_canonical_correlations(missing: float) -> None:
         assert max(found) <= 1.0
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 def test_separable_classes_have_correlation_one() -> None:
     """Indicators in units of their own deviations would give sqrt(3 / 2)."""
     z = np.repeat([0, 1, 2], 50)
@@ -309,7 +311,7 @@ def test_separable_classes_have_correlation_one() -> None:
 # --- thresholds, each from both sides ------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 @pytest.mark.parametrize("spread", [2e-13, 1e-9])
 def test_a_feature_of_few_quanta_varies(spread: float) -> None:
     """Deviations of thousands of roundings of the mean are data; a few roundings are none."""
@@ -405,7 +407,7 @@ def test_no_report_is_dishonest(block: int) -> None:
         options = {} if method is sf.sal else {"null_space": str(rng.choice(["keep", "drop"]))}
         try:
             eraser = silently(method, moments, erase="z", **keep, **options)
-        except sf.InfeasibleError:
+        except sf.exceptions.InfeasibleError:
             continue
         solved += 1
         hot = [indicators(z), indicators(y)]
@@ -441,7 +443,7 @@ def test_a_trace_counts_from_sixteen_roundings_on() -> None:
             warnings.simplefilter("always")
             eraser = sf.leace(moments, erase="z")
         assert eraser.rank == rank
-        assert (sf.NothingErasedWarning in [w.category for w in caught]) == (rank == 0)
+        assert (sf.exceptions.NothingErasedWarning in [w.category for w in caught]) == (rank == 0)
 
 
 METHODS = {"leace": sf.leace, "sal": sf.sal, "mean_projection": sf.mean_projection}
@@ -461,11 +463,11 @@ def test_rows_erased_in_few_digits_have_nothing_left_to_erase(
     x = (x + rng.normal(size=(3, d))[z]).astype(dtype)
     solve = METHODS[method]
     clean = solve(sf.Moments().update(x, {"z": z}), erase="z")(x).astype(dtype)
-    with pytest.warns(sf.NothingErasedWarning):
+    with pytest.warns(sf.exceptions.NothingErasedWarning):
         again = solve(sf.Moments().update(clean, {"z": z}), erase="z")
     assert again.rank == 0
     # The control: in float64, the rounding of the rows is an association.
-    warnings.simplefilter("ignore", sf.PrecisionWarning)
+    warnings.simplefilter("ignore", sf.exceptions.PrecisionWarning)
     assert solve(sf.Moments().update(clean.astype(np.float64), {"z": z}), erase="z").rank > 0
 
 

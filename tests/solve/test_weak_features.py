@@ -36,7 +36,7 @@ def rows(n: int = 800, d: int = 8, seed: int = 0) -> tuple[Float, NDArray[Any], 
 
 def quiet(call: Callable[..., sf.Projection], *args: Any, **options: Any) -> sf.Projection:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the eraser is sensitive", sf.PrecisionWarning)
+        warnings.filterwarnings("ignore", "the eraser is sensitive", sf.exceptions.PrecisionWarning)
         return call(*args, **options)
 
 
@@ -138,14 +138,14 @@ def test_a_sensitive_eraser_names_feature_and_remedy(scale: float, warned: bool)
     assert report(eraser).warnings == tuple(texts)
     if not warned:
         return
-    assert [w.category for w in caught] == [sf.PrecisionWarning]
+    assert [w.category for w in caught] == [sf.exceptions.PrecisionWarning]
     assert "of feature(s) 6, with standard dev" in texts[0]
     told = re.search(r"shrinkage=(\S+) \(sensitivity (\S+)\)", texts[0])
     assert told is not None
     better = report(sf.splince(moments, erase="z", keep="y", shrinkage=float(told[1])))
     assert better.sensitivity == pytest.approx(float(told[2]), rel=0.06)
     assert better.sensitivity < 1e-3  # type: ignore[operator]
-    with pytest.warns(sf.PrecisionWarning, match=r"moments.factored\(1e-06\)"):
+    with pytest.warns(sf.exceptions.PrecisionWarning, match=r"moments.factored\(1e-06\)"):
         sf.splince(moments.factored(), erase="z", keep="y")
 
 
@@ -154,7 +154,9 @@ def test_features_of_a_frame_are_named() -> None:
     x, z, _ = rows()
     x[:, 6] *= 1e-7
     frame = pandas.DataFrame(x, columns=list("abcdefgh"))
-    with pytest.warns(sf.PrecisionWarning, match=r"of feature\(s\) 'g', with standard dev"):
+    with pytest.warns(
+        sf.exceptions.PrecisionWarning, match=r"of feature\(s\) 'g', with standard dev"
+    ):
         sf.LEACE().fit(frame, concept=z).projection_  # noqa: B018
 
 
@@ -179,7 +181,9 @@ def test_sentence_embeddings_bear_rounding_or_name_the_feature(
     moments = sf.Moments().update(x, labels)
     call: Any = sf.leace if method == "leace" else sf.splince
     more: dict[str, Any] = {"erase": "z"} if method == "leace" else {"erase": "z", "keep": "y"}
-    with pytest.warns(sf.PrecisionWarning, match=r"of feature\(s\) 319, with standard dev"):
+    with pytest.warns(
+        sf.exceptions.PrecisionWarning, match=r"of feature\(s\) 319, with standard dev"
+    ):
         eraser = call(moments, **more)
     assert not eraser.right[[127, 223]].any()
     assert all(v.residual <= v.bound < 1e-10 for v in report(eraser).variables)
