@@ -115,7 +115,8 @@ def test_fit_prints_the_report_and_writes_the_eraser(here: Path, told: Told) -> 
     agree("e", by_hand())
     report = report_of("e")
     words = " ".join(report.explain().split())
-    assert words.startswith("SPLINCE was fitted to 300 rows with 6 features")
+    assert words.startswith("'gender' is erased exactly from these rows")
+    assert "SPLINCE was fitted to 300 rows with 6 features" in words
     *summary, last = out.splitlines()
     assert " ".join(" ".join(summary).split()) == words
     assert str(report) not in out
