@@ -17,9 +17,8 @@ from splince_fast.exceptions import SplinceError, SplinceWarning
 
 if TYPE_CHECKING:
     from splince_fast import baselines, evaluation, nn, sources
-    from splince_fast.conditional import ConditionalEraser
+    from splince_fast.conditional import ConditionalEraser, Eraser, load_eraser
     from splince_fast.config import show_config
-    from splince_fast.eraser import Eraser, load_eraser
     from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.oracle import oracle
@@ -74,10 +73,10 @@ if not TYPE_CHECKING:
             "Moments": "moments",
             "Projection": "projection",
             "Report": "report",
-            "Eraser": "eraser",
+            "Eraser": "conditional",
             "ConditionalEraser": "conditional",
             "oracle": "methods.oracle",
-            "load_eraser": "eraser",
+            "load_eraser": "conditional",
             "erase": "methods.quick",
             "splince": "methods",
             "quadratic": "methods.quadratic",

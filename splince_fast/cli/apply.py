@@ -19,7 +19,7 @@ from splince_fast.exceptions import FileFormatError, InputError
 if TYPE_CHECKING:
     from pyarrow import Table
 
-    from splince_fast.eraser import Eraser
+    from splince_fast.conditional import Eraser
 
 # Number of rows at the start, in the middle and at the end that --resume erases again.
 _COMPARED_ROWS = 64
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
 def _load(args: argparse.Namespace) -> Eraser:
     """Load the eraser; the error names the order of arguments if a file of rows is the eraser."""
     from splince_fast._runtime.files import kind_of
-    from splince_fast.eraser import load_eraser
+    from splince_fast.conditional import load_eraser
 
     if kind_of(args.eraser) in ("moments", "folds"):
         raise InputError(f"{args.eraser!r} holds moments; pass the eraser that fit wrote")

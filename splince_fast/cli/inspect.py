@@ -8,7 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from splince_fast.eraser import Eraser
+    from splince_fast.conditional import Eraser
     from splince_fast.moments import Moments
     from splince_fast.report import Report
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     """Print the version of the file's format, and the eraser's report or the moments' variables."""
     from safetensors import SafetensorError, safe_open
 
-    from splince_fast.eraser import load_eraser
+    from splince_fast.conditional import load_eraser
     from splince_fast.moments import Moments
 
     header: dict[str, str] = {}
