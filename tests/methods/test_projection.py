@@ -176,41 +176,28 @@ def test_out_beside_the_rows_in_one_table() -> None:
     np.testing.assert_array_equal(table[:, 7:], expected)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: x[1:],
-        lambda x: x[:, ::-1],
-        lambda x: x[::-1],
-        lambda x: x.T,
-    ],
-)
-def test_out_that_overlaps_the_rows(make: Callable[[Any], Any]) -> None:
-    eraser = draw_eraser()
-    table = rows_like("float64", 8, 7)[:7]
-    rows, out = table, make(table)
-    if out.shape != rows.shape:
-        rows = table[: len(out)]
-    before = table.copy()
-    with pytest.raises(sf.exceptions.InputError, match="overlaps"):
-        eraser(rows, out=out)
-    np.testing.assert_array_equal(table, before)
+TABLE, LINE = rows_like("float64", 8, 7), np.arange(20.0)
+SHARED: dict[str, tuple[NDArray[Any], NDArray[Any], str]] = {
+    "a row further": (TABLE[:7], TABLE[1:], "overlaps"),
+    "columns reversed": (TABLE[:7], TABLE[:7, ::-1], "overlaps"),
+    "rows reversed": (TABLE[:7], TABLE[6::-1], "overlaps"),
+    "transposed": (TABLE[:7], TABLE[:7].T, "overlaps"),
+    "windows of a line": (
+        TABLE[:5], np.lib.stride_tricks.sliding_window_view(LINE, 7, writeable=True)[:5], "share"
+    ),
+    "a repeated row": (TABLE[:5], np.lib.stride_tricks.as_strided(LINE, (5, 7), (0, 8)), "share"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda m: np.lib.stride_tricks.sliding_window_view(m, 7, writeable=True)[:5],
-        lambda m: np.lib.stride_tricks.as_strided(m, (5, 7), (0, 8)),
-    ],
-)
-def test_out_whose_entries_share_memory(view: Callable[[Any], Any]) -> None:
-    v = view(np.arange(20.0))
-    before = v.copy()
-    for rows in (v, rows_like("float64", 5, 7)):
-        with pytest.raises(sf.exceptions.InputError, match="share memory"):
-            draw_eraser()(rows, out=v)
-    np.testing.assert_array_equal(v, before)
+@pytest.mark.parametrize("case", SHARED)
+def test_out_that_shares_memory_is_refused_and_unchanged(case: str) -> None:
+    rows, out, text = SHARED[case]
+    before = TABLE.copy(), LINE.copy()
+    for X in (rows, out) if text == "share" else (rows,):
+        with pytest.raises(sf.exceptions.InputError, match=text):
+            draw_eraser()(X, out=out)
+    np.testing.assert_array_equal(TABLE, before[0])
+    np.testing.assert_array_equal(LINE, before[1])
 
 
 @given(st.data())
@@ -406,21 +393,24 @@ def test_composition_removes_no_more_dimensions_than_it_has() -> None:
     again = eraser @ eraser
     np.testing.assert_allclose(again.matrix(), eraser.matrix(), atol=1e-12)
     assert again.rank == np.linalg.matrix_rank(np.eye(7) - again.matrix(), tol=1e-9)
+    with pytest.raises(TypeError):
+        eraser @ 3  # type: ignore[operator]
     many = eraser
     for _ in range(6):
         many = many @ eraser
     assert many.rank <= 7
 
 
-def test_rounded_factors() -> None:
+def test_rounded_factors_leave_the_mean_in_place() -> None:
     eraser = draw_eraser(2, mean=1e4)
-    narrow = eraser.astype(np.float32)
+    narrow, mean = eraser.astype(np.float32), eraser.mean[None, :]
     for name in ("left", "right"):
         rounded = getattr(eraser, name).astype(np.float32).astype(np.float64)
         np.testing.assert_array_equal(getattr(narrow, name), rounded)
     np.testing.assert_array_equal(eraser.astype("float64").matrix(), eraser.matrix())
-    with pytest.raises(TypeError):
-        eraser @ 3  # type: ignore[operator]
+    size = np.abs(eraser.left) @ (np.abs(eraser.right).T @ np.abs(eraser.mean))
+    for candidate in (eraser, narrow):
+        assert (np.abs(candidate(mean) - mean) <= 20 * EPS * (size + np.abs(mean))).all()
 
 
 def test_a_composition_of_other_means_keeps_its_shift_as_float32() -> None:
@@ -437,14 +427,6 @@ def test_a_composition_of_other_means_keeps_its_shift_as_float32() -> None:
     assert np.abs(narrow(x) - expected).max() <= 2.0**-20 * size.max()
     without = sf.Projection(narrow.left, narrow.right, both.mean)
     assert np.abs(without(x) - expected).max() > 1.0  # control
-
-
-def test_rounded_factors_leave_the_mean_in_place() -> None:
-    eraser = draw_eraser(2, mean=1e4)
-    mean = eraser.mean[None, :]
-    size = np.abs(eraser.left) @ (np.abs(eraser.right).T @ np.abs(eraser.mean))
-    for candidate in (eraser, eraser.astype(np.float32)):
-        assert (np.abs(candidate(mean) - mean) <= 20 * EPS * (size + np.abs(mean))).all()
 
 
 # --- partial erasers -----------------------------------------------------------------------------
@@ -632,47 +614,51 @@ def tensor_and_bound(torch: Any, dtype: str, eraser: sf.Projection) -> tuple[Any
     return X, expected, bound(eraser, wide, wide) + 0.51 * ulp * np.abs(expected)
 
 
+def laid_out_tensor(torch: Any, X: Any, layout: str) -> Any:
+    """The same numbers in another layout."""
+    if layout == "transposed":
+        return X.T.contiguous().T
+    if layout == "strided":
+        wide = torch.zeros((24, 21), dtype=X.dtype)
+        wide[::2, ::3] = X
+        return wide[::2, ::3]
+    return X
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided"])
 @pytest.mark.parametrize("rank", [1, 3])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_tensors_in_tensors_out(torch: Any, dtype: str, rank: int) -> None:
+def test_tensors_in_tensors_out(torch: Any, dtype: str, rank: int, layout: str) -> None:
     eraser = draw_eraser(rank)
-    X, expected, allowed = tensor_and_bound(torch, dtype, eraser)
+    plain, expected, allowed = tensor_and_bound(torch, dtype, eraser)
+    X = laid_out_tensor(torch, plain, layout)
     before = X.clone()
-    found = eraser(X)
+    found, out = eraser(X), torch.zeros_like(X)
     assert isinstance(found, torch.Tensor)
     assert (found.dtype, found.device, found.shape) == (X.dtype, X.device, X.shape)
     assert torch.equal(X, before)
     assert not found.requires_grad
     assert (np.abs(found.double().numpy() - expected) <= allowed).all()
+    assert torch.equal(eraser(X, out=out), found)
+    assert torch.equal(out, found)
+    assert torch.equal(found, eraser(plain))
+    assert eraser(X[:0]).shape == (0, 7)
+    table = torch.ones((5, 7), dtype=X.dtype)
+    with pytest.raises(sf.exceptions.InputError, match="overlaps"):
+        eraser(table[:4], out=table[1:])
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
-def test_tensors_of_integers_give_float64(torch: Any, dtype: str) -> None:
-    X = torch.ones((3, 7)).to(getattr(torch, dtype))
-    found = draw_eraser()(X)
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "int8", "bool"])
+def test_tensors_of_integers_give_floats(torch: Any, dtype: str) -> None:
+    X, eraser = torch.ones((3, 7)).to(getattr(torch, dtype)), draw_eraser(2)
+    found = eraser(X)
     assert found.dtype == torch.float64
-    np.testing.assert_array_equal(found.numpy(), draw_eraser()(X.numpy()))
-
-
-@pytest.mark.parametrize("layout", ["transposed", "strided", "no rows"])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_tensors_of_any_layout(torch: Any, dtype: str, layout: str) -> None:
-    eraser = draw_eraser(2)
-    X, _, _ = tensor_and_bound(torch, dtype, eraser)
-    expected = eraser(X)
-    if layout == "transposed":
-        X = X.T.contiguous().T
-    elif layout == "strided":
-        wide = torch.zeros((24, 21), dtype=X.dtype)
-        wide[::2, ::3] = X
-        X = wide[::2, ::3]
-    else:
-        assert eraser(X[:0]).shape == (0, 7)
-        return
-    assert torch.equal(eraser(X), expected)
-    out = torch.zeros_like(X)
-    assert torch.equal(eraser(X, out=out), expected)
-    assert torch.equal(out, expected)
+    np.testing.assert_array_equal(found.numpy(), eraser(X.numpy()))
+    weight = (torch.eye(7) * 3).to(X.dtype)  # 2.9 is not cut to 2
+    folded, shift = eraser.fold_into(weight)
+    expected = torch.float32 if dtype != "int64" else torch.float64
+    assert (folded.dtype, shift.dtype) == (expected, expected)
+    np.testing.assert_array_equal(folded.numpy(), eraser.fold_into(weight.numpy())[0])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -728,13 +714,6 @@ def test_tensors_that_do_not_fit(torch: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_out_of_a_tensor_that_overlaps_it(torch: Any, dtype: str) -> None:
-    table = torch.ones((5, 7), dtype=getattr(torch, dtype))
-    with pytest.raises(sf.exceptions.InputError, match="overlaps"):
-        draw_eraser()(table[:4], out=table[1:])
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
 def test_folding_into_a_torch_layer(torch: Any, dtype: str) -> None:
     eraser = draw_eraser(2)
     layer = torch.nn.Linear(7, 4).to(getattr(torch, dtype))
@@ -746,17 +725,6 @@ def test_folding_into_a_torch_layer(torch: Any, dtype: str) -> None:
     ulp = torch.finfo(layer.weight.dtype).eps
     for found, exactly in zip((weight, bias), expected, strict=True):
         np.testing.assert_allclose(found.double().numpy(), exactly, rtol=ulp, atol=1e-7 * ulp)
-
-
-@pytest.mark.parametrize("dtype", ["int64", "int8", "bool"])
-def test_folding_into_a_torch_layer_of_integers(torch: Any, dtype: str) -> None:
-    """2.9 is not cut to 2."""
-    eraser = draw_eraser(2)
-    weight = (torch.eye(7) * 3).to(getattr(torch, dtype))
-    found, shift = eraser.fold_into(weight)
-    expected = eraser.fold_into(weight.numpy())
-    assert (found.dtype, shift.dtype) == (torch.float32 if dtype != "int64" else torch.float64,) * 2
-    np.testing.assert_array_equal(found.numpy(), expected[0])
     with pytest.raises(sf.exceptions.InputError, match="folded"):
         sf.Projection(1e5 * np.eye(7), np.eye(7), np.ones(7)).fold_into(torch.eye(7).half())
 
