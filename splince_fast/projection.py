@@ -282,7 +282,7 @@ class Projection:
         >>> eraser(tokens, mask=np.arange(4) < [[4], [2]])[1, :, 0]
         array([0., 0., 1., 1.])
         """
-        if type(X) is not np.ndarray and is_tensor(X):
+        if is_tensor(X):
             from splince_fast._runtime.torch_rows import erase_tensor
 
             return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
