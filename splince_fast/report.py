@@ -351,7 +351,7 @@ class Report:
         if self.alpha < 1:
             remedy = "ask the report of the eraser with alpha = 1"
             cause = f"part of the association is left (alpha = {self.alpha:.3g}); {remedy}"
-        elif self._needs_labels:
+        elif self.oracle is not None or self._is_quadratic:
             cause = "the map depends on labels; use an eraser that maps all rows alike"
         elif any(v.noise is None for v in erased):
             cause = "rank_tol= may leave part of the association; fit again without rank_tol="
@@ -398,10 +398,6 @@ class Report:
         return self.method.endswith("QLEACE")
 
     @property
-    def _needs_labels(self) -> bool:
-        return self.oracle is not None or self._is_quadratic
-
-    @property
     def _least_change(self) -> tuple[str, float | None]:
         """Name and distortion of the eraser of the least change."""
         if self.oracle is not None:
@@ -412,9 +408,9 @@ class Report:
         """Return a verdict on each erased variable, at most six sentences, and the warnings."""
         verdicts = [f"{_verdict(self, v)}." for v in self._with_role("erased") or self.variables]
         sentences = [
-            fact.sentence.format(r=self, text=fact.text(self))
-            for fact in FACTS
-            if fact.sentence and fact.applies(self)
+            sentence.format(r=self, text=text)
+            for _, make, sentence in FACTS
+            if sentence and (text := make(self))
         ]
         kept = "; ".join(_kept(self, v) for v in self._with_role("kept") if self._erases)
         warnings = [f"Warning: {text}." for text in self.warnings]
@@ -423,7 +419,7 @@ class Report:
     def _rows(self) -> list[tuple[str, str]]:
         """Rows of the table: label and text."""
         title = "singular values" if self.rank_covariance is None else "correlations"
-        rows = [(fact.label, fact.text(self)) for fact in FACTS if fact.applies(self)]
+        rows = [(label, text) for label, make, _ in FACTS if (text := make(self))]
         rows += [("warning", text) for text in self.warnings]
         for v in self.variables:
             values = shortened((f"{s:.3g}" for s in v.singular_values), 4)
@@ -439,15 +435,6 @@ class Report:
 
 
 # -- the report in words and as a table ------------------------------------------------------------
-
-
-class Fact(NamedTuple):
-    """A row of the table; `sentence`, where there is one, states its text in `explain`."""
-
-    label: str
-    applies: Callable[[Report], object]  # true if the report has the figure
-    text: Callable[[Report], str]
-    sentence: str = ""
 
 
 def _data(r: Report) -> str:
@@ -497,7 +484,8 @@ def _distortion(r: Report) -> str:
 
 
 def _held_out(r: Report) -> str:
-    assert r.held_out is not None
+    if r.held_out is None:
+        return ""
     distortion, concept, chance, kept = dataclasses.astuple(r.held_out)
     text = f"changed {100 * distortion:.3g} %"
     if concept is not None and chance is not None:
@@ -512,28 +500,28 @@ def _new_rows(r: Report) -> str:
             most = "" if v.expected_most is None else f"{v.expected_most:.2g}"
             given = f" (equal class covariances; at most {most})" if most else ""
             texts.append(f"{v.name} {v.expected:.2g}{given}")
-    return f"expected remaining R^2 of {', '.join(texts)}"
+    return f"expected remaining R^2 of {', '.join(texts)}" if texts else ""
 
 
 def _certificate(r: Report) -> str:
     texts = []
-    for v in _certified(r):
-        assert v.noise is not None
+    for v in r.variables:
+        if v.noise is None or v.residual > v.bound:
+            continue
         given = ""
         if v.kind.startswith("classes") and not v.noise.by_class:
             given = f" (for equal covariances of the classes; for any with Moments(by={v.name!r}))"
         elif not v.noise.by_class:
             given = " (for equal deviations of x at all values)"
-        texts.append(f"{certificate(v.noise, 0.05):.2g} of the variance of {v.name!r}{given}")
+        limit = f"{certificate(v.noise, 0.05):.2g} of the variance of {v.name!r}"
+        texts.append(f"{limit} in new rows{given}")
     return ", ".join(texts)
-
-
-def _certified(r: Report) -> list[VariableReport]:
-    return [v for v in r.variables if v.noise is not None and v.residual <= v.bound]
 
 
 def _amplification(r: Report) -> str:
     if not r.cosines:
+        if r._erases:
+            return ""
         return f"{r.amplification:.4g} ({math.log10(r.amplification):.1f} digits lost)"
     row = "a row, whitened by the shrunk covariance," if r.shrinkage else "a whitened row"
     change = r.alpha * largest_change(r.amplification, r.strength)
@@ -541,6 +529,16 @@ def _amplification(r: Report) -> str:
         f"{r.amplification:.4g}; {row if r.rank_covariance is not None else 'a row'} moves by at "
         f"most {change:.3g} times its length (without kept variables: {r.alpha:.3g})"
     )
+
+
+def _shared(r: Report) -> str:
+    return "" if r.oracle is None or r.oracle.rho is None else f"rho_o = {r.oracle.rho:.4g}"
+
+
+def _sensitivity(r: Report) -> str:
+    if r.sensitivity is None:
+        return ""
+    return f"float32 rounding moves rows by {r.sensitivity:.2g} deviations"
 
 
 def _verdict(r: Report, v: VariableReport) -> str:
@@ -589,55 +587,24 @@ def _kept(r: Report, v: VariableReport) -> str:
     return f"{v.name!r} loses the fraction {v.residual:.2g} of its covariance with x{cause}"
 
 
-FACTS = (
-    Fact(
-        "data",
-        lambda r: True,
-        _data,
-        "{r.method} was fitted to {text}.",
-    ),
-    Fact("covariance", lambda r: True, _covariance),
-    Fact("removed", lambda r: r._erases, _effect, "It removes {text}."),
-    Fact("changed", lambda r: not r._erases, _effect, "It changes {text}."),
-    Fact("distortion", lambda r: True, _distortion, "Change of the rows (distortion): {text}."),
-    Fact("held-out rows", lambda r: r.held_out, _held_out, "Held-out rows: {text}."),
-    Fact("new rows", lambda r: any(v.expected is not None for v in r.variables), _new_rows),
-    Fact(
-        "certificate",
-        _certified,
-        _certificate,
-        "In 95 % of fits a linear predictor explains at most {text} in new rows.",
-    ),
-    Fact(
-        "principal cosines",
-        lambda r: r.cosines,
-        lambda r: shortened((f"{c:.4f}" for c in r.cosines), 5),
-    ),
-    Fact("amplification", lambda r: r.cosines or not r._erases, _amplification),
-    Fact(
-        "strength", lambda r: r.strength < 1, lambda r: f"{r.strength:.3g} of the lost covariance"
-    ),
-    Fact("concept and task", lambda r: r.rho is not None, lambda r: f"rho = {r.rho:.4g}"),
-    Fact(
-        "shared with the labels",
-        lambda r: r.oracle and r.oracle.rho is not None,
-        lambda r: f"rho_o = {r.oracle and r.oracle.rho:.4g}",
-    ),
-    Fact(
-        "sensitivity",
-        lambda r: r.sensitivity is not None,
-        lambda r: f"float32 rounding moves rows by {r.sensitivity:.2g} deviations",
-    ),
-    Fact(
-        "dropped",
-        lambda r: r.dropped,
-        lambda r: f"{r.dropped} kept direction(s), after the cosines were computed",
-    ),
-    Fact(
-        "read as",
-        lambda r: any(v.kind for v in r.variables),
-        lambda r: "; ".join(v.label for v in r.variables if v.kind),
-    ),
+# Label, text, and sentence of each figure; a figure without text is left out of the report.
+FACTS: tuple[tuple[str, Callable[[Report], str], str], ...] = (
+    ("data", _data, "{r.method} was fitted to {text}."),
+    ("covariance", _covariance, ""),
+    ("removed", lambda r: _effect(r) if r._erases else "", "It removes {text}."),
+    ("changed", lambda r: "" if r._erases else _effect(r), "It changes {text}."),
+    ("distortion", _distortion, "Change of the rows (distortion): {text}."),
+    ("held-out rows", _held_out, "Held-out rows: {text}."),
+    ("new rows", _new_rows, ""),
+    ("certificate", _certificate, "In 95 % of fits a linear predictor explains at most {text}."),
+    ("principal cosines", lambda r: shortened((f"{c:.4f}" for c in r.cosines), 5), ""),
+    ("amplification", _amplification, ""),
+    ("strength", lambda r: f"{r.strength:.3g} of the lost covariance" * (r.strength < 1), ""),
+    ("concept and task", lambda r: "" if r.rho is None else f"rho = {r.rho:.4g}", ""),
+    ("shared with the labels", _shared, ""),
+    ("sensitivity", _sensitivity, ""),
+    ("dropped", lambda r: f"{r.dropped} of the kept direction(s)" * bool(r.dropped), ""),
+    ("read as", lambda r: "; ".join(v.label for v in r.variables if v.kind), ""),
 )
 
 
