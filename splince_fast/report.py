@@ -594,7 +594,7 @@ FACTS: tuple[tuple[str, Callable[[Report], str], str], ...] = (
     ("removed", lambda r: _effect(r) if r._erases else "", "It removes {text}."),
     ("changed", lambda r: "" if r._erases else _effect(r), "It changes {text}."),
     ("distortion", _distortion, "Change of the rows (distortion): {text}."),
-    ("held-out rows", _held_out, "Held-out rows: {text}."),
+    ("held-out rows", _held_out, "On held-out rows: {text}."),
     ("new rows", _new_rows, ""),
     ("certificate", _certificate, "In 95 % of fits a linear predictor explains at most {text}."),
     ("principal cosines", lambda r: shortened((f"{c:.4f}" for c in r.cosines), 5), ""),

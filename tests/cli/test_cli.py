@@ -1011,7 +1011,7 @@ def test_a_real_process(here: Path) -> None:
     command = "import runpy; runpy.run_module('splince_fast', run_name='__main__')"
     fitted = script(command, *shlex.split(KEEP), "-o", "e", flags=("-W", "error"))
     assert fitted.splitlines()[-1].startswith("eraser: e ")
-    assert fitted.startswith("SPLINCE was fitted")
+    assert fitted.startswith("'gender' is erased exactly")
     script(command, "apply", "e", "X.npy", "-o", "out.npy", flags=("-W", "error"))
     np.testing.assert_array_equal(np.load("out.npy"), sf.Projection.load("e")(np.load("X.npy")))
     failed = run(command, "apply", "e", "X.npy", "-o", "out.npy")

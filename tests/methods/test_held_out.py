@@ -103,7 +103,7 @@ def test_methods_take_folds(method: str, count: int) -> None:
     report, cross = found.report, sf.cross_report(folds, erase="z", method=method, **keep)
     assert report.held_out.distortion == pytest.approx(np.mean(cross.distortion))
     assert "held-out rows" in str(report)
-    assert "Held-out rows: changed" in report.explain()
+    assert "On held-out rows: changed" in report.explain()
     assert sf.Report.from_dict(report.to_dict()) == report == cross.eraser.report
     assert len(str(cross).splitlines()) == 2 + count
     assert [fold["n_rows"] for fold in cross.to_dict()["folds"]] == [f.n_rows for f in folds]
