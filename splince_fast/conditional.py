@@ -391,18 +391,20 @@ class ConditionalEraser:
     ) -> None:  # fmt: skip
         """Write the erased rows of X, (n, d), to `out`, which may be X."""
         rows = X.astype(np.float64)
-        shifted = rows
-        for shift, values in zip(self.shifts, labels, strict=True):
-            shifted = shifted - shift.of(values)
+        shifted = self.shifts[0].of(labels[0])
+        np.subtract(rows, shifted, out=shifted)
+        for shift, values in zip(self.shifts[1:], labels[1:], strict=True):
+            shifted -= shift.of(values)
         if self.maps is not None:
             mean = self.after.mean
             for c in np.unique(labels[0][labels[0] >= 0]):
                 members = np.flatnonzero(labels[0] == c)
                 shifted[members] = mean + (shifted[members] - mean) @ self.maps[c].T
-        erased = self.after(shifted)
+        erased = self.after(shifted, out=shifted)
         if self.fallback is not None and missing.any():
             erased[missing] = self.fallback(rows[missing])
-        erased[~mask] = rows[~mask]
+        if not mask.all():
+            erased[~mask] = rows[~mask]
         with np.errstate(over="ignore"):
             out[...] = erased
         if out.dtype == np.float16 and (np.isfinite(erased) & np.isinf(out)).any():
