@@ -167,12 +167,8 @@ class Projection:
 
     @cached_property
     def rank(self) -> int:
-        """Rank of I - P, the number of removed dimensions, at the rounding level of the factors.
-
-        A diagonal matrix D rescales the features so that each row has the same size in both
-        factors. D^{-1} (I - P) D has the same rank as I - P, and the result does not depend on the
-        units of the features.
-        """
+        """Rank of I - P, the number of removed dimensions, at the rounding level of the factors."""
+        # D^{-1} (I - P) D has the same rank, and does not depend on the units of the features.
         if not len(self._left):
             return 0
         left, right = _balanced(self.left, self.right)
@@ -183,11 +179,9 @@ class Projection:
 
     @cached_property
     def _idempotent(self) -> bool:
-        """Whether r(r(x)) = r(x) up to rounding error, with features scaled as for `rank`.
-
-        Let c = right^T (x - mean) - shift. The first application changes x by -left c, and the
-        second changes r(x) by -left (I - right^T left) c.
-        """
+        """Whether r(r(x)) = r(x) up to rounding error, with features scaled as for `rank`."""
+        # Let c = right^T (x - mean) - shift. The first application changes x by -left c, and the
+        # second changes r(x) by -left (I - right^T left) c.
         if not len(self._left):
             return True
         left, right = _balanced(self.left, self.right)
@@ -293,9 +287,7 @@ class Projection:
         return result
 
     def fold_into(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:
-        """Merge this map into the weight and bias of the linear layer that follows it.
-
-        The layer ``W x + b`` applied to ``r(x)`` equals ``(W P) x + (b + W offset)``.
+        """Merge this map into the linear layer that follows: (W P) x + (b + W offset).
 
         Parameters
         ----------
@@ -387,21 +379,20 @@ class Projection:
     def scaled(self, alpha: float) -> Projection:
         """Return the partial eraser x - alpha (I - P) (x - mean).
 
-        alpha = 0 is the identity, and alpha = 1 is this map. Differences of class means, and every
-        covariance with an erased variable, are multiplied by 1 - alpha. For alpha < 1 the concept
-        is not erased: the map is invertible, so a linear probe fitted to the result recovers the
-        concept as well as before.
+        Every covariance with an erased variable is multiplied by 1 - alpha. For alpha < 1 the
+        concept is not erased: the map is invertible, so a linear probe fitted to the result
+        recovers the concept as well as before.
 
         Parameters
         ----------
         alpha : float in [0, 1]
-            Fraction of the change that is applied, as in fairlearn's ``CorrelationRemover``.
+            Fraction of the change that is applied, as in fairlearn's ``CorrelationRemover``: 0 is
+            the identity, 1 this map.
 
         Returns
         -------
         Projection
-            Partial eraser. Its report states `alpha`, the remaining association, and alpha^2 times
-            the distortion; values that hold only for complete erasure are None.
+            Partial eraser. Values of its report that hold only for complete erasure are None.
 
         Raises
         ------
@@ -550,15 +541,7 @@ def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]
 
 
 def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projection:
-    """Return the projection from the tensors and metadata of `to_record`, bit for bit.
-
-    Raises
-    ------
-    FileFormatError
-        A tensor has the wrong dtype or shape, or the tensors contradict each other.
-    KeyError, TypeError, ValueError
-        A tensor or an entry of the metadata is missing, or the metadata have the wrong form.
-    """
+    """Return the projection that `to_record` stored; `files.consistent` explains its errors."""
     from splince_fast.report import Report
 
     d, r = tensors["left"].shape
@@ -588,12 +571,10 @@ def shift_of(bias: Float, right: Float, mean: Float) -> Float:
 
 
 def _balanced(left: Float, right: Float) -> tuple[Float, Float]:
-    """Return D^{-1} left and D right, where a diagonal D gives both factors equal row sizes.
-
-    The size of row j is its largest absolute value. In both results it is
-    sqrt(max |left_j| max |right_j|). If a row is zero in one factor, its size in the other becomes
-    the largest of all these sizes.
-    """
+    """Return D^{-1} left and D right, where a diagonal D gives both factors equal row sizes."""
+    # The size of row j is its largest absolute value. In both results it is
+    # sqrt(max |left_j| max |right_j|). If a row is zero in one factor, its size in the other
+    # becomes the largest of all these sizes.
     sizes = [np.abs(factor).max(axis=1) for factor in (left, right)]
     both = (sizes[0] > 0) & (sizes[1] > 0)
     target = np.where(both, np.sqrt(sizes[0]) * np.sqrt(sizes[1]), 0.0)
