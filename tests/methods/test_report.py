@@ -23,6 +23,12 @@ from problems import (
 )
 
 import splince_fast as sf
+from splince_fast.exceptions import (
+    DroppedDirectionsWarning,
+    FileFormatError,
+    NothingErasedWarning,
+    PrecisionWarning,
+)
 
 
 def whitened(data: Data) -> tuple[Float, Float]:
@@ -123,7 +129,7 @@ def test_residual_is_what_is_left_where_something_is() -> None:
     """A kept direction that was dropped shows by how much."""
     data = draw_data(1, ky=1, kz=2)
     moments = data.moments()
-    with pytest.warns(sf.exceptions.DroppedDirectionsWarning):
+    with pytest.warns(DroppedDirectionsWarning):
         eraser = sf.splince(moments, erase="z", keep="y", max_amplification=1.0)
     found = report(eraser)
     sy = moments.cross_covariance("y")
@@ -155,7 +161,7 @@ def test_a_trace_of_rounding_is_within_its_bound() -> None:
         assert variable.rank == 0
         assert variable.residual <= variable.bound
     # Alone it leaves nothing to erase: its residual is itself, and the bound says so.
-    with pytest.warns(sf.exceptions.NothingErasedWarning):
+    with pytest.warns(NothingErasedWarning):
         (alone,) = report(sf.leace(moments, erase="balanced")).variables
     assert alone.rank == 0
     assert alone.residual == pytest.approx(1.0)
@@ -258,7 +264,7 @@ def test_weights_and_joint_variables_are_named() -> None:
 
 def test_nothing_erased() -> None:
     moments = sf.Moments().update(np.ones((6, 3)), {"z": [0, 1] * 3})
-    with pytest.warns(sf.exceptions.NothingErasedWarning) as caught:
+    with pytest.warns(NothingErasedWarning) as caught:
         eraser = sf.leace(moments, erase="z")
     found = report(eraser)
     assert found.rank == found.variables[0].rank == 0
@@ -351,7 +357,7 @@ def test_change_of_a_row_at_strength_0_is_no_reason_to_warn() -> None:
     data = draw_data(13, kz=2, ky=1)
     close = data.z + 1e-6 * data.y[:, 0]
     moments = sf.Moments().update(data.x, {"z": data.z, "y": close})
-    with pytest.warns(sf.exceptions.PrecisionWarning):
+    with pytest.warns(PrecisionWarning):
         warned = report(sf.splince(moments, erase="z", keep="y"))
     assert "times as far as without kept variables" in warned.warnings[0]
     found = report(sf.splince(moments, erase="z", keep="y", strength=0))
@@ -433,7 +439,7 @@ def test_erasing_all_dimensions_leaves_nothing_to_expect() -> None:
 def examples() -> list[sf.Report]:
     data = draw_data(9)
     moments = data.moments()
-    with pytest.warns(sf.exceptions.DroppedDirectionsWarning):
+    with pytest.warns(DroppedDirectionsWarning):
         dropped = sf.splince(moments, erase="z", keep="y", max_amplification=1.0)
     return [
         report(sf.splince(moments, erase="z", keep="y")),
@@ -464,7 +470,7 @@ def test_dictionaries_that_are_no_report(edit: dict[str, Any]) -> None:
     missing = {key: value for key, value in values.items() if key not in edit}
     for wrong in (values | edit, missing):
         if wrong != values:
-            with pytest.raises(sf.exceptions.FileFormatError, match="report"):
+            with pytest.raises(FileFormatError, match="report"):
                 sf.Report.from_dict(wrong)
 
 
@@ -500,7 +506,7 @@ def test_text_of_a_report_states_its_figures() -> None:
 def test_html_escapes_what_users_name(name: str) -> None:
     data = draw_data(11)
     moments = sf.Moments().update(data.x, {name: data.z, "y": data.y})
-    with pytest.warns(sf.exceptions.DroppedDirectionsWarning):
+    with pytest.warns(DroppedDirectionsWarning):
         eraser = sf.splince(moments, erase=name, keep="y", max_amplification=1.0)
     page = report(eraser)._repr_html_()
     assert html.escape(name) in page

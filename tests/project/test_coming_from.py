@@ -15,6 +15,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.pipeline import Pipeline
 
 import splince_fast as sf
+from splince_fast.exceptions import InputError, LabelError
 
 Float = NDArray[np.float64]
 
@@ -237,9 +238,9 @@ def test_dask_rows_give_the_same_eraser() -> None:
         lambda: sf.LEACE().fit_transform(lazy, concept=z),
         lambda: sf.erase(lazy, z),
     ):
-        with pytest.raises(sf.exceptions.InputError, match=r"from_blocks\(sources\.from_dask"):
+        with pytest.raises(InputError, match=r"from_blocks\(sources\.from_dask"):
             refused()
-    with pytest.raises(sf.exceptions.LabelError, match=r"compute\(\) it"):
+    with pytest.raises(LabelError, match=r"compute\(\) it"):
         sf.LEACE().fit(X, concept=labels)
-    with pytest.raises(sf.exceptions.InputError, match=r"rechunk\(\{1: -1\}\)"):
+    with pytest.raises(InputError, match=r"rechunk\(\{1: -1\}\)"):
         ours.transform(lazy.rechunk((150, 4)))
