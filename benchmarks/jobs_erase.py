@@ -165,7 +165,7 @@ def _quadratic(d: int) -> Contenders:
 
     def ours() -> Array:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+            warnings.simplefilter("ignore", sf.exceptions.UnseenRowsWarning)
             eraser = sf.quadratic(moments, erase="z", keep="y", shrinkage=0.5)
         assert eraser.maps is not None
         return eraser.maps

@@ -22,7 +22,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from proofs_check._families import FAMILIES, Rng, Sample, sample
-from splince_fast import PrecisionWarning, UnseenRowsWarning
+from splince_fast.exceptions import PrecisionWarning, UnseenRowsWarning
 
 FAR = 1e3
 """A refuting residual must exceed its tolerance by this factor, to exclude rounding errors."""

@@ -104,7 +104,7 @@ def quadratic(sample: Sample, keep: str | None = "y", **options: Any) -> NDArray
     x, z, y = sample.features, sample.z_labels[:, 0].astype(int), sample.y_labels
     parts = {int(c): accumulated([(x[z == c], z[z == c], y[z == c])]) for c in np.unique(z)}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        warnings.simplefilter("ignore", sf.exceptions.UnseenRowsWarning)
         eraser = sf.quadratic(parts, erase="z", keep=keep, **options)
     return np.array(eraser.maps)
 

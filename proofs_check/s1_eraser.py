@@ -223,7 +223,7 @@ def _raises(sample: Sample) -> bool:
     """Return whether the library raises InfeasibleError."""
     try:
         _library.fit("splince", sample)
-    except sf.InfeasibleError:
+    except sf.exceptions.InfeasibleError:
         return True
     return False
 

@@ -10,48 +10,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from splince_fast import exceptions
 from splince_fast._runtime.lazy import lazy_names
 from splince_fast._runtime.version import library_version
-from splince_fast.exceptions import (
-    ConstantVariableError,
-    DroppedDirectionsWarning,
-    FileFormatError,
-    IncompatibleMomentsError,
-    InfeasibleError,
-    InputError,
-    LabelError,
-    LabelFeatureWarning,
-    ManyClassesWarning,
-    MissingExtraError,
-    MissingLabelWarning,
-    NonFiniteError,
-    NotEnoughDataError,
-    NothingErasedWarning,
-    PrecisionWarning,
-    SplinceError,
-    SplinceWarning,
-    UnknownVariableError,
-    UnseenRowsWarning,
-    WholeNumbersWarning,
-)
+from splince_fast.exceptions import SplinceError, SplinceWarning
 
 if TYPE_CHECKING:
     from splince_fast import baselines, evaluation, nn, sources
-    from splince_fast.conditional import ConditionalEraser
-    from splince_fast.config import Config, show_config
-    from splince_fast.eraser import Eraser, load_eraser
+    from splince_fast.conditional import ConditionalEraser, Eraser, load_eraser
+    from splince_fast.config import show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
-    from splince_fast.methods.folds import CrossReport, FoldReport
     from splince_fast.methods.oracle import oracle
     from splince_fast.methods.quadratic import quadratic
     from splince_fast.methods.quick import cross_report, erase
     from splince_fast.methods.repair import repair
     from splince_fast.moments import Folds, Moments
-    from splince_fast.moments.statistics import Factored
     from splince_fast.projection import Projection
-    from splince_fast.report import Report, VariableReport
-    from splince_fast.strength import ConceptStrength, concept_strength
+    from splince_fast.report import Report
+    from splince_fast.strength import concept_strength
 
 __version__ = library_version()
 
@@ -59,45 +36,22 @@ __all__ = [
     "LEACE",
     "SAL",
     "SPLINCE",
-    "ConceptStrength",
     "ConditionalEraser",
-    "Config",
-    "ConstantVariableError",
-    "CrossReport",
-    "DroppedDirectionsWarning",
     "Eraser",
-    "Factored",
-    "FileFormatError",
-    "FoldReport",
     "Folds",
     "Identity",
-    "IncompatibleMomentsError",
-    "InfeasibleError",
-    "InputError",
-    "LabelError",
-    "LabelFeatureWarning",
-    "ManyClassesWarning",
     "MeanProjection",
-    "MissingExtraError",
-    "MissingLabelWarning",
     "Moments",
-    "NonFiniteError",
-    "NotEnoughDataError",
-    "NothingErasedWarning",
-    "PrecisionWarning",
     "Projection",
     "Report",
     "SplinceError",
     "SplinceWarning",
-    "UnknownVariableError",
-    "UnseenRowsWarning",
-    "VariableReport",
-    "WholeNumbersWarning",
     "baselines",
     "concept_strength",
     "cross_report",
     "erase",
     "evaluation",
+    "exceptions",
     "leace",
     "load_eraser",
     "mean_projection",
@@ -119,11 +73,10 @@ if not TYPE_CHECKING:
             "Moments": "moments",
             "Projection": "projection",
             "Report": "report",
-            "VariableReport": "report",
-            "Eraser": "eraser",
+            "Eraser": "conditional",
             "ConditionalEraser": "conditional",
             "oracle": "methods.oracle",
-            "load_eraser": "eraser",
+            "load_eraser": "conditional",
             "erase": "methods.quick",
             "splince": "methods",
             "quadratic": "methods.quadratic",
@@ -136,15 +89,10 @@ if not TYPE_CHECKING:
             "SAL": "estimators",
             "MeanProjection": "estimators",
             "Identity": "estimators",
-            "Factored": "moments.statistics",
             "Folds": "moments",
             "concept_strength": "strength",
             "cross_report": "methods.quick",
-            "CrossReport": "methods.folds",
-            "FoldReport": "methods.folds",
-            "ConceptStrength": "strength",
             "show_config": "config",
-            "Config": "config",
             "sources": "sources",
             "nn": "nn",
             "evaluation": "evaluation",

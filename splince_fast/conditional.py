@@ -1,10 +1,11 @@
-"""ConditionalEraser: an affine map of rows that depends on the labels of each row."""
+"""Erasers that need labels: shifts of the rows, then a projection; the protocol of all erasers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,58 @@ NEEDS_LABELS = (
     "the map depends on the labels of each row, which must be passed for every row to erase; using "
     "them may be unlawful if the concept is a protected attribute"
 )
-# Size in bytes of the blocks, in float64, in which rows are mapped.
-_BLOCK_BYTES = 1 << 24
+# Rows are mapped in float64, in pieces of this size, so that a call takes little memory.
+_PIECE_BYTES = 1 << 24
+
+
+@runtime_checkable
+class Eraser(Protocol):
+    """Protocol of concept erasers: :class:`Projection`, or a map that also takes labels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> axis = np.eye(3)[:, :1]
+    >>> isinstance(sf.Projection(axis, axis, np.zeros(3)), sf.Eraser)
+    True
+    """
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the map needs the labels of the concept for every row."""
+
+    @property
+    def n_features(self) -> int:
+        """Width d of the rows."""
+
+    @property
+    def method(self) -> str:
+        """Name of the method that computed the eraser."""
+
+    @property
+    def report(self) -> Report | None:
+        """Report of the fit: erased and kept variables, and cost; None without a report."""
+
+    def __call__(
+        self,
+        X: object,
+        labels: object = None,
+        *,
+        mask: object = None,
+        out: object = None,
+        progress: bool | None = None,
+    ) -> Any:
+        """Return the erased rows of X; parameters and result are those of :class:`Projection`."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the eraser to a safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            Path of the file.
+        """
 
 
 class Shift(NamedTuple):
@@ -55,7 +106,56 @@ class Shift(NamedTuple):
     mean: Float
     matrix: Float
 
+    def check(self, d: int) -> None:
+        """Raise InputError unless the arrays are finite and fit to rows of d features."""
+        k = len(self.mean if self.classes is None else self.classes)
+        if self.matrix.shape != (k, d) or self.mean.shape != (k,):
+            raise InputError(
+                f"the shift of {self.name!r} has shape {self.matrix.shape}; it must have a row of "
+                f"{d} numbers per class or column"
+            )
+        if not (np.isfinite(self.matrix).all() and np.isfinite(self.mean).all()):
+            raise InputError(f"the shift of {self.name!r} must be finite")
 
+    def read(self, column: Encoded, mask: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return class numbers (n,), or values (n, k); -1 or NaN for rows without a label."""
+        if self.classes is None:
+            values = np.full((len(mask), len(self.mean)), np.nan)
+            if isinstance(column, Columns):
+                if column.values.shape[1] != len(self.mean):
+                    raise LabelError(
+                        f"the labels of {self.name!r} have {column.values.shape[1]} columns; the "
+                        f"eraser was fitted to {len(self.mean)}"
+                    )
+                present = slice(None) if column.present is None else column.present
+                values[present] = column.values[present]
+            return values
+        assert isinstance(column, ClassCodes)
+        positions = {class_key(c): i for i, c in enumerate(self.classes)}
+        lookup = np.array([*(positions.get(class_key(c), -2) for c in column.classes), -1], np.intp)
+        codes = np.where(mask, lookup[column.codes], -1)
+        unknown = np.flatnonzero(codes == -2)
+        if len(unknown):
+            name = column.classes[int(column.codes[unknown[0]])]
+            raise LabelError(
+                f"row {unknown[0]} has the class {name!r} of {self.name!r}, which is not among the "
+                f"fitted classes {listed(self.classes)}"
+            )
+        return codes
+
+    def missing(self, labels: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which rows have no label."""
+        return labels < 0 if self.classes is not None else np.isnan(labels).any(axis=1)
+
+    def of(self, labels: NDArray[Any]) -> Float:
+        """Return the shift of each row, (n, d); any shift for a row without a label."""
+        if self.classes is not None:
+            return np.asarray(self.matrix[np.maximum(labels, 0)])
+        deviations = np.where(self.missing(labels)[:, None], 0.0, labels - self.mean)
+        return np.asarray(deviations @ self.matrix)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ConditionalEraser:
     """Map r(x, z) = B(x - shift(z)) of rows x with labels z, where B is a :class:`Projection`.
 
@@ -99,53 +199,43 @@ class ConditionalEraser:
     True
     """
 
+    shifts: Sequence[Shift]
+    after: Projection
+    fallback: Projection | None
+    _: KW_ONLY
+    maps: Float | None = None
+    method: str = "custom"
+    report: Report | None = None
+
     needs_labels = True
     __array_ufunc__ = None  # makes array @ eraser raise TypeError
 
-    def __init__(
-        self,
-        shifts: Sequence[Shift],
-        after: Projection,
-        fallback: Projection | None,
-        *,
-        maps: Float | None = None,
-        method: str = "custom",
-        report: Report | None = None,
-    ) -> None:
-        d = after.n_features
-        names = [shift.name for shift in shifts]
-        if not names or len(set(names)) < len(names):
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shifts", tuple(self.shifts))
+        d, names = self.n_features, list(self.label_kinds)
+        if not names or len(names) < len(self.shifts):
             raise InputError(
-                f"shifts are of the variables {names}; there must be at least one, each named once"
+                f"shifts are of the variables {[s.name for s in self.shifts]}; there must be at "
+                "least one, each named once"
             )
-        for shift in shifts:
-            k = len(shift.mean if shift.classes is None else shift.classes)
-            if shift.matrix.shape != (k, d) or shift.mean.shape != (k,):
+        for shift in self.shifts:
+            shift.check(d)
+        if self.fallback is not None and self.fallback.n_features != d:
+            raise InputError(f"the fallback has {self.fallback.n_features} features, and B has {d}")
+        if self.maps is not None:
+            is_single = len(names) == 1 and self.shifts[0].classes is not None
+            if not is_single or self.maps.shape != (len(self.shifts[0].matrix), d, d):
                 raise InputError(
-                    f"the shift of {shift.name!r} has shape {shift.matrix.shape}; it must have a "
-                    f"row of {d} numbers per class or column"
+                    f"maps have shape {self.maps.shape}; with one shift, of k classes, they must "
+                    f"be (k, {d}, {d})"
                 )
-            if not (np.isfinite(shift.matrix).all() and np.isfinite(shift.mean).all()):
-                raise InputError(f"the shift of {shift.name!r} must be finite")
-        if fallback is not None and fallback.n_features != d:
-            raise InputError(f"the fallback has {fallback.n_features} features, and B has {d}")
-        if maps is not None:
-            is_single = len(shifts) == 1 and shifts[0].classes is not None
-            if not is_single or maps.shape != (len(shifts[0].matrix), d, d):
-                raise InputError(
-                    f"maps have shape {maps.shape}; with one shift, of k classes, they must be "
-                    f"(k, {d}, {d})"
-                )
-            if not np.isfinite(maps).all():
+            if not np.isfinite(self.maps).all():
                 raise InputError("maps must be finite")
-        self._maps = maps
-        self._shifts, self._after, self._fallback = tuple(shifts), after, fallback
-        self._method, self._report = method, report
         self._protect()
 
     def _protect(self) -> None:
         """Make the arrays read-only."""
-        for array in (self._maps, *(a for s in self._shifts for a in (s.mean, s.matrix))):
+        for array in (self.maps, *(a for s in self.shifts for a in (s.mean, s.matrix))):
             if array is not None:
                 array.setflags(write=False)
 
@@ -153,65 +243,33 @@ class ConditionalEraser:
         self.__dict__.update(state)
         self._protect()
 
-    # -- attributes ------------------------------------------------------------------------
-
-    @property
-    def shifts(self) -> tuple[Shift, ...]:
-        """Shifts of the erased variables."""
-        return self._shifts
-
-    @property
-    def after(self) -> Projection:
-        """B, the map applied after the shift."""
-        return self._after
-
-    @property
-    def maps(self) -> Float | None:
-        """Matrices A_c of the classes, (k, d, d) float64, applied before B, or None."""
-        return self._maps
-
-    @property
-    def fallback(self) -> Projection | None:
-        """Map of rows without a label; None if such rows raise LabelError."""
-        return self._fallback
-
     @property
     def label_kinds(self) -> dict[str, str]:
         """Kind of each variable whose labels are needed: "classes" or "continuous"."""
-        return {s.name: "continuous" if s.classes is None else "classes" for s in self._shifts}
+        return {s.name: "continuous" if s.classes is None else "classes" for s in self.shifts}
 
     @property
     def n_features(self) -> int:
         """Width d of the rows."""
-        return self._after.n_features
+        return self.after.n_features
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
         """Columns of the fitted data frame; None if the fitted rows were an array."""
-        return self._after.feature_names
-
-    @property
-    def method(self) -> str:
-        """Name of the method that computed the map."""
-        return self._method
-
-    @property
-    def report(self) -> Report | None:
-        """Report of the fit: erased and kept variables, and cost; None without a report."""
-        return self._report
+        return self.after.feature_names
 
     def __repr__(self) -> str:
-        names = listed([shift.name for shift in self._shifts])
-        return f"ConditionalEraser({self._method}, {self.n_features} features, labels of {names})"
+        names = listed([shift.name for shift in self.shifts])
+        return f"ConditionalEraser({self.method}, {self.n_features} features, labels of {names})"
 
     def __rmatmul__(self, second: Projection) -> ConditionalEraser:
         """Return ``second @ self``, the map that applies `second` to the erased rows."""
         if not isinstance(second, Projection):
             return NotImplemented
-        fallback = None if self._fallback is None else second @ self._fallback
+        fallback = None if self.fallback is None else second @ self.fallback
         return ConditionalEraser(
-            self._shifts, second @ self._after, fallback, maps=self._maps,
-            method=f"{second.method} @ {self._method}",
+            self.shifts, second @ self.after, fallback, maps=self.maps,
+            method=f"{second.method} @ {self.method}",
         )  # fmt: skip
 
     # -- applying --------------------------------------------------------------------------
@@ -227,23 +285,16 @@ class ConditionalEraser:
     ) -> Any:
         """Apply the map to rows.
 
-        The time is O(n d r) if the map removes r dimensions, and O(n d^2) if each class has its own
-        map.
+        The map is computed in float64, for tensors on the CPU and without gradients. The time is
+        O(n d r) if it removes r dimensions, and O(n d^2) if each class has its own map.
 
         Parameters
         ----------
-        X : ndarray or torch tensor of shape (..., d), or array-like of shape (n, d)
-            Rows; the map is computed in float64. Tensors are mapped on the CPU, without gradients.
+        X, mask, out, progress
+            As for :class:`Projection`; rows outside `mask` need no label.
         labels : mapping or frame of columns, or one column
             Labels of the concept, one per row. For X of shape (batch, token, d) also one per
             sequence, (batch,), or one per token, (batch, token).
-        mask : array or tensor of bool, of shape X.shape[:-1], optional
-            Rows with False are returned unchanged and need no label.
-        out : array of the shape and dtype of the result, optional
-            Array for the result; may be X.
-        progress : bool, optional
-            Show a progress bar on stderr; by default only in a terminal or notebook, after two
-            seconds.
 
         Returns
         -------
@@ -273,25 +324,28 @@ class ConditionalEraser:
             return tensor_like(X, self(rows, labels, mask=mask, progress=progress))
         check_index(X, labels)
         rows, mask, out = rows_mask_and_out(X, self.n_features, self.feature_names, mask, out)
-        flat_mask = None if mask is None else mask.reshape(-1)
-        encoded = self._encode(labels, rows.shape[:-1], flat_mask)
-        flat = rows.reshape(-1, rows.shape[-1])
-        contiguous = out.flags.c_contiguous
-        result = out.reshape(flat.shape) if contiguous else np.empty(flat.shape, out.dtype)
-        self._write(flat, encoded, flat_mask, result, progress)
-        if not contiguous:
+        selected = np.ones(rows.shape[:-1], bool) if mask is None else mask
+        columns, missing = self._read(labels, selected)
+        flat, result = (array.reshape(-1, self.n_features) for array in (rows, out))
+        step = max(1, _PIECE_BYTES // (8 * max(self.n_features, 1)))
+        show = False if progress is None and len(flat) <= 64 * step else progress
+        with Progress(len(flat), show=show) as bar:
+            for start in range(0, len(flat), step):
+                piece = slice(start, start + step)
+                self._erase(
+                    flat[piece], [column[piece] for column in columns],
+                    selected.reshape(-1)[piece], missing[piece], result[piece], start,
+                )  # fmt: skip
+                bar.advance(len(flat[piece]), flat[piece].nbytes)
+        if not np.may_share_memory(result, out):  # no view has this shape
             out[...] = result.reshape(out.shape)
         return out
 
-    def _encode(
-        self, labels: Any, leading_shape: tuple[int, ...], mask: NDArray[np.bool_] | None
-    ) -> list[NDArray[Any]]:
-        """Return the labels of each variable, for rows with the shape `leading_shape`.
-
-        Codes (n,) for classes, with -1 for a missing label; values (n, k), with NaN for a missing
-        label, for a continuous variable.
-        """
-        names = [shift.name for shift in self._shifts]
+    def _read(
+        self, labels: Any, mask: NDArray[np.bool_]
+    ) -> tuple[list[NDArray[Any]], NDArray[np.bool_]]:
+        """Return the labels of each variable (`Shift.read`), and the rows of `mask` without one."""
+        names, leading = [shift.name for shift in self.shifts], mask.shape
         if labels is None:
             raise InputError(
                 f"this eraser needs the labels of {listed(names)} for every row; call "
@@ -299,96 +353,65 @@ class ConditionalEraser:
             )
         if isinstance(labels, Mapping) or hasattr(type(labels), "columns"):
             labels = variables_of(labels, names[0])
-            missing = [name for name in names if name not in labels]
-            if missing:
-                raise InputError(
-                    f"labels hold no {missing[0]!r}, which this eraser needs for every row; they "
-                    f"hold {listed(labels)}"
-                )
-            columns = {name: labels[name] for name in names}
-        elif len(names) > 1:
-            raise InputError(f"labels must be a mapping with the columns {listed(names)}")
+        elif len(names) == 1:
+            labels = {names[0]: labels}
         else:
-            columns = {names[0]: labels}
-        n = int(np.prod(leading_shape))
-        if len(leading_shape) > 1:
-            all_rows = np.arange(n)
+            raise InputError(f"labels must be a mapping with the columns {listed(names)}")
+        absent = [name for name in names if name not in labels]
+        if absent:
+            raise InputError(
+                f"labels hold no {absent[0]!r}, which this eraser needs for every row; they hold "
+                f"{listed(labels)}"
+            )
+        columns = {name: labels[name] for name in names}
+        if len(leading) > 1:
+            positions = np.arange(mask.size)
             columns |= {
-                name: take_positions(column, leading_shape, all_rows, f"labels[{name!r}]")
+                name: take_positions(column, leading, positions, f"labels[{name!r}]")
                 for name, column in columns.items()
                 if hasattr(column, "__len__")  # `encode` raises an error for other types
             }
-        encoded = encode(columns, n, kinds=self.label_kinds)
-        arrays: list[NDArray[Any]] = []
-        for shift in self._shifts:
-            column = encoded.get(shift.name)
-            if shift.classes is None:
-                values = _values_of(column, shift, n)
-                unlabelled = np.isnan(values).any(axis=1)
-                arrays.append(values)
-            else:
-                codes = _codes_of(column, shift, n, mask)
-                unlabelled = codes < 0
-                arrays.append(codes)
-            if mask is not None:
-                unlabelled &= mask
-            if self._fallback is None and unlabelled.any():
+        encoded = encode(columns, mask.size, kinds=self.label_kinds)
+        arrays, missing = [], np.zeros(mask.size, bool)
+        for shift in self.shifts:
+            arrays.append(shift.read(encoded[shift.name], mask.reshape(-1)))
+            without = shift.missing(arrays[-1]) & mask.reshape(-1)
+            if self.fallback is None and without.any():
                 raise LabelError(
-                    f"{int(unlabelled.sum()):,} row(s) have no label of {shift.name!r}, "
-                    f"the first is row {int(np.argmax(unlabelled))}; leave them out with mask=, or "
-                    "fit with sf.oracle(missing='splince')"
+                    f"{int(without.sum()):,} row(s) have no label of {shift.name!r}, the first is "
+                    f"row {int(np.argmax(without))}; leave them out with mask=, or fit with "
+                    "sf.oracle(missing='splince')"
                 )
-        return arrays
+            missing |= without
+        return arrays, missing
 
-    def _write(
-        self,
-        rows: NDArray[np.generic],
-        encoded: list[NDArray[Any]],
-        mask: NDArray[np.bool_] | None,
-        out: NDArray[np.generic],
-        progress: bool | None,
-    ) -> None:
-        """Write the erased rows into `out`, (n, d), which may be `rows`; masked rows are copied."""
-        n, d = rows.shape
-        step = max(1, _BLOCK_BYTES // (8 * max(d, 1)))
-        show = False if progress is None and n <= 64 * step else progress
-        with Progress(n, show=show) as bar:
-            for start in range(0, n, step):
-                piece = slice(start, min(n, start + step))
-                block = rows[piece].astype(np.float64)
-                unlabelled = np.zeros(len(block), bool)
-                shifted = block.copy()
-                for shift, column in zip(self._shifts, encoded, strict=True):
-                    values = column[piece]
-                    if shift.classes is None:
-                        missing = np.isnan(values).any(axis=1)
-                        deviations = np.where(missing[:, None], 0.0, values - shift.mean)
-                        shifted -= deviations @ shift.matrix
-                    else:
-                        missing = values < 0
-                        shifted -= shift.matrix.take(np.where(missing, 0, values), axis=0)
-                    unlabelled |= missing
-                if self._maps is not None:
-                    mean, codes = self._after.mean, encoded[0][piece]
-                    for c in np.unique(codes[codes >= 0]):
-                        class_rows = np.flatnonzero(codes == c)
-                        shifted[class_rows] = mean + (shifted[class_rows] - mean) @ self._maps[c].T
-                self._after(shifted, out=shifted)
-                if unlabelled.any() and self._fallback is not None:
-                    shifted[unlabelled] = self._fallback(block[unlabelled])
-                if mask is not None:
-                    shifted[~mask[piece]] = block[~mask[piece]]
-                with np.errstate(over="ignore"):
-                    out[piece] = shifted
-                if out.dtype == np.float16:
-                    overflow = np.isfinite(shifted) & ~np.isfinite(out[piece])
-                    if overflow.any():
-                        row = start + int(np.argmax(overflow.any(axis=1)))
-                        raise InputError(
-                            f"row {row} of the result leaves the range of float16 (65504); pass X "
-                            "as float32"
-                        )
-                bar.advance(len(block), block.nbytes)
+    def _erase(
+        self, X: NDArray[np.generic], labels: list[NDArray[Any]], mask: NDArray[np.bool_],
+        missing: NDArray[np.bool_], out: NDArray[np.generic], first_row: int,
+    ) -> None:  # fmt: skip
+        """Write the erased rows of X, (n, d), to `out`, which may be X."""
+        rows = X.astype(np.float64)
+        shifted = self.shifts[0].of(labels[0])
+        np.subtract(rows, shifted, out=shifted)
+        for shift, values in zip(self.shifts[1:], labels[1:], strict=True):
+            shifted -= shift.of(values)
+        if self.maps is not None:
+            mean = self.after.mean
+            for c in np.unique(labels[0][labels[0] >= 0]):
+                members = np.flatnonzero(labels[0] == c)
+                shifted[members] = mean + (shifted[members] - mean) @ self.maps[c].T
+        erased = self.after(shifted, out=shifted)
+        if self.fallback is not None and missing.any():
+            erased[missing] = self.fallback(rows[missing])
+        if not mask.all():
+            erased[~mask] = rows[~mask]
+        with np.errstate(over="ignore"):
+            out[...] = erased
+        if out.dtype == np.float16 and (np.isfinite(erased) & np.isinf(out)).any():
+            row = first_row + int(np.argmax((np.isfinite(erased) & np.isinf(out)).any(axis=1)))
+            raise InputError(
+                f"row {row} of the result leaves the range of float16 (65504); pass X as float32"
+            )
 
     def fold_into(self, weight: object, bias: object = None) -> NoReturn:
         """Raise FoldError, because the weights of a layer cannot depend on labels.
@@ -404,7 +427,7 @@ class ConditionalEraser:
             Always.
         """
         raise FoldError(
-            f"{self._method} maps each row by its labels, so that it cannot be merged into the "
+            f"{self.method} maps each row by its labels, so that it cannot be merged into the "
             "weights of a layer; erase the rows, or use leace or splince"
         )
 
@@ -420,23 +443,23 @@ class ConditionalEraser:
             Its suffix is ``.safetensors`` or empty; others raise InputError.
         """
         target = files.eraser_path(path)
-        tensors: files.Tensors = {} if self._maps is None else {"maps": self._maps}
-        for i, shift in enumerate(self._shifts):
+        tensors: files.Tensors = {} if self.maps is None else {"maps": self.maps}
+        for i, shift in enumerate(self.shifts):
             tensors |= {f"shift.{i}.mean": shift.mean, f"shift.{i}.matrix": shift.matrix}
-        maps = {"after": self._after, "fallback": self._fallback}
+        maps = {"after": self.after, "fallback": self.fallback}
         records = {key: to_record(part) for key, part in maps.items() if part is not None}
         for key, (arrays, _) in records.items():
             tensors |= {f"{key}.{name}": tensor for name, tensor in arrays.items()}
         shifts = [
             {"name": s.name, "classes": None if s.classes is None else names_to_json(s.classes)}
-            for s in self._shifts
+            for s in self.shifts
         ]
         files.write(
             target, KIND, _FORMAT, tensors,
             {
-                "shifts": shifts, "method": self._method,
+                "shifts": shifts, "method": self.method,
                 "maps": {key: metadata for key, (_, metadata) in records.items()},
-                "report": None if self._report is None else self._report.to_dict(),
+                "report": None if self.report is None else self.report.to_dict(),
             },
         )  # fmt: skip
 
@@ -490,37 +513,37 @@ class ConditionalEraser:
             )  # fmt: skip
 
 
-def _values_of(column: Encoded | None, shift: Shift, n: int) -> Float:
-    """Return the columns of a continuous variable, (n, k), with NaN for missing labels."""
-    values = np.full((n, len(shift.mean)), np.nan)
-    if isinstance(column, Columns):
-        if column.values.shape[1] != len(shift.mean):
-            raise LabelError(
-                f"the labels of {shift.name!r} have {column.values.shape[1]} columns; the eraser "
-                f"was fitted to {len(shift.mean)}"
-            )
-        present = slice(None) if column.present is None else column.present
-        values[present] = column.values[present]
-    return values
+def load_eraser(path: str | os.PathLike[str]) -> Eraser:
+    """Load an eraser of any class from a file.
 
+    Parameters
+    ----------
+    path : path
+        Path of a file written by the `save` method of an eraser.
 
-def _codes_of(
-    column: Encoded | None, shift: Shift, n: int, mask: NDArray[np.bool_] | None
-) -> NDArray[np.intp]:
-    """Return the class index of each row, -1 without a label; LabelError for other classes."""
-    if not isinstance(column, ClassCodes):
-        return np.full(n, -1, np.intp)
-    assert shift.classes is not None
-    positions = {class_key(c): i for i, c in enumerate(shift.classes)}
-    lookup = np.array([*(positions.get(class_key(c), -2) for c in column.classes), -1], np.intp)
-    codes = lookup[column.codes]
-    if mask is not None:
-        codes[~mask] = -1
-    unknown = np.flatnonzero(codes == -2)
-    if len(unknown):
-        name = column.classes[int(column.codes[unknown[0]])]
-        raise LabelError(
-            f"row {unknown[0]} has the class {name!r} of {shift.name!r}, which is not among the "
-            f"fitted classes {listed(shift.classes)}"
-        )
-    return codes
+    Returns
+    -------
+    Eraser
+        Eraser of the class that was saved.
+
+    Raises
+    ------
+    FileFormatError
+        The file holds no eraser, or is damaged.
+    FileNotFoundError
+        The file does not exist.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> path = Path(tempfile.mkdtemp()) / "axis.safetensors"
+    >>> axis = np.eye(3)[:, :1]
+    >>> sf.Projection(axis, axis, np.zeros(3)).save(path)
+    >>> sf.load_eraser(path).needs_labels
+    False
+    """
+    is_conditional = files.kind_of(path) == KIND
+    return ConditionalEraser.load(path) if is_conditional else Projection.load(path)

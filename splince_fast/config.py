@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import platform
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.version import library_version
+from splince_fast.report import as_html, as_text
 
 _PACKAGES = ("numpy", "scipy", "numba", "scikit-learn", "safetensors", "narwhals")
 
@@ -87,14 +87,10 @@ class Config:
         return facts + [("advice", text) for text in self.advice]
 
     def __str__(self) -> str:
-        return "\n".join(f"{label:<18} {text}" for label, text in self._facts())
+        return as_text("splince_fast", self._facts())
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>"
-            for label, text in self._facts()
-        )
-        return f"<table>{rows}</table>"
+        return as_html("splince_fast", self._facts())
 
 
 def show_config() -> Config:

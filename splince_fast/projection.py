@@ -94,13 +94,10 @@ class Projection:
                 f"left {factors[0].shape}, right {factors[1].shape} and mean {centre.shape} do not "
                 "fit together; they must be (d, r), (d, r) and (d,)"
             )
-        self._set(
-            np.ascontiguousarray(factors[0].T),
-            np.ascontiguousarray(factors[1].T),
-            centre, np.zeros(factors[0].shape[1]), method, report, None,
-        )  # fmt: skip
-        if not all(np.isfinite(a).all() for a in (self._left, self._right, self._mean)):
+        if not all(np.isfinite(array).all() for array in (*factors, centre)):
             raise InputError("left, right and mean must be finite")
+        rows = [np.ascontiguousarray(factor.T) for factor in factors]
+        self._set(rows[0], rows[1], centre, np.zeros(len(rows[0])), method, report, None)
 
     def _set(
         self,
@@ -114,13 +111,10 @@ class Projection:
     ) -> None:
         """Set the map x - left^T (right (x - mean) - shift); the (r, d) factors are not copied."""
         self._left, self._right, self._mean, self._shift = left, right, mean, shift
-        self._method, self._report, self._names = method, report, names
+        self._factors = Factors(left, right, mean, shift)
         for array in (left, right, mean, shift):
             array.setflags(write=False)
-
-    @cached_property
-    def _factors(self) -> Factors:
-        return Factors(self._left, self._right, self._mean, self._shift)
+        self._method, self._report, self._names = method, report, names
 
     @classmethod
     def _make(
@@ -128,21 +122,14 @@ class Projection:
         left: Float,
         right: Float,
         mean: Float,
-        bias: Float | None = None,
+        shift: Float | None = None,
         method: str = "custom",
         report: Report | Callable[[], Report] | None = None,
-        *,
-        shift: Float | None = None,
         feature_names: tuple[str, ...] | None = None,
     ) -> Projection:
-        """Make a projection from valid (r, d) factors, without checks.
-
-        The map is x - left^T c with the coefficients c = right (x - mean) - shift. If only `bias`
-        is passed, c = right x - bias; without `shift` and `bias`, the shift is 0.
-        """
-        if shift is None:
-            shift = np.zeros(len(left)) if bias is None else _shift_of(bias, right, mean)
+        """Make the map x - left^T (right (x - mean) - shift) from valid (r, d) factors."""
         new = cls.__new__(cls)
+        shift = np.zeros(len(left)) if shift is None else shift
         new._set(left, right, mean, shift, method, report, feature_names)
         return new
 
@@ -180,12 +167,8 @@ class Projection:
 
     @cached_property
     def rank(self) -> int:
-        """Rank of I - P, the number of removed dimensions, at the rounding level of the factors.
-
-        A diagonal matrix D rescales the features so that each row has the same size in both
-        factors. D^{-1} (I - P) D has the same rank as I - P, and the result does not depend on the
-        units of the features.
-        """
+        """Rank of I - P, the number of removed dimensions, at the rounding level of the factors."""
+        # D^{-1} (I - P) D has the same rank, and does not depend on the units of the features.
         if not len(self._left):
             return 0
         left, right = _balanced(self.left, self.right)
@@ -196,11 +179,9 @@ class Projection:
 
     @cached_property
     def _idempotent(self) -> bool:
-        """Whether r(r(x)) = r(x) up to rounding error, with features scaled as for `rank`.
-
-        Let c = right^T (x - mean) - shift. The first application changes x by -left c, and the
-        second changes r(x) by -left (I - right^T left) c.
-        """
+        """Whether r(r(x)) = r(x) up to rounding error, with features scaled as for `rank`."""
+        # Let c = right^T (x - mean) - shift. The first application changes x by -left c, and the
+        # second changes r(x) by -left (I - right^T left) c.
         if not len(self._left):
             return True
         left, right = _balanced(self.left, self.right)
@@ -306,9 +287,7 @@ class Projection:
         return result
 
     def fold_into(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:
-        """Merge this map into the weight and bias of the linear layer that follows it.
-
-        The layer ``W x + b`` applied to ``r(x)`` equals ``(W P) x + (b + W offset)``.
+        """Merge this map into the linear layer that follows: (W P) x + (b + W offset).
 
         Parameters
         ----------
@@ -320,8 +299,8 @@ class Projection:
         Returns
         -------
         (weight, bias)
-            New arrays of the type and dtype of `weight`, computed in float64; integer weights give
-            float32 for 8 and 16 bits, otherwise float64. The arguments are not modified.
+            New arrays of the type and dtype of `weight`, computed in float64; integers of 8 and 16
+            bits give float32, others float64.
 
         Raises
         ------
@@ -384,14 +363,13 @@ class Projection:
             )
         check_feature_names(self._names, first._names, "the second projection")
         carried = first._left - (first._left @ self.right) @ self._left
+        shift = self._shift + self._right @ (self._mean - first._mean)
         return Projection._make(
             np.concatenate([self._left, carried]),
             np.concatenate([self._right, first._right]),
-            first._mean.copy(),
-            method=f"{self._method} @ {first._method}",
-            shift=np.concatenate(
-                [self._shift + self._right @ (self._mean - first._mean), first._shift]
-            ),
+            first._mean,
+            np.concatenate([shift, first._shift]),
+            f"{self._method} @ {first._method}",
             feature_names=self._names or first._names,
         )
 
@@ -401,21 +379,20 @@ class Projection:
     def scaled(self, alpha: float) -> Projection:
         """Return the partial eraser x - alpha (I - P) (x - mean).
 
-        alpha = 0 is the identity, and alpha = 1 is this map. Differences of class means, and every
-        covariance with an erased variable, are multiplied by 1 - alpha. For alpha < 1 the concept
-        is not erased: the map is invertible, so a linear probe fitted to the result recovers the
-        concept as well as before.
+        Every covariance with an erased variable is multiplied by 1 - alpha. For alpha < 1 the
+        concept is not erased: the map is invertible, so a linear probe fitted to the result
+        recovers the concept as well as before.
 
         Parameters
         ----------
         alpha : float in [0, 1]
-            Fraction of the change that is applied, as in fairlearn's ``CorrelationRemover``.
+            Fraction of the change that is applied, as in fairlearn's ``CorrelationRemover``: 0 is
+            the identity, 1 this map.
 
         Returns
         -------
         Projection
-            Partial eraser. Its report states `alpha`, the remaining association, and alpha^2 times
-            the distortion; values that hold only for complete erasure are None.
+            Partial eraser. Values of its report that hold only for complete erasure are None.
 
         Raises
         ------
@@ -441,7 +418,6 @@ class Projection:
                 "which erases"
             )
         fraction = float(alpha)
-        source = self._report
 
         def report() -> Report:
             complete = self.report
@@ -449,10 +425,9 @@ class Projection:
             return complete._scaled(fraction)
 
         return Projection._make(
-            fraction * self._left, self._right.copy(), self._mean.copy(),
-            method=self._method if fraction == 1 else f"{self._method} (alpha={fraction:g})",
-            report=None if source is None else report, shift=self._shift.copy(),
-            feature_names=self._names,
+            fraction * self._left, self._right, self._mean, self._shift,
+            self._method if fraction == 1 else f"{self._method} (alpha={fraction:g})",
+            None if self._report is None else report, self._names,
         )  # fmt: skip
 
     def astype(self, dtype: DTypeLike) -> Projection:
@@ -479,9 +454,8 @@ class Projection:
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
         # `shift` needs no change, because it is an offset of coefficients of x - mean.
         return Projection._make(
-            left, right, self._mean.copy(), method=self._method, report=self._report,
-            shift=self._shift.copy(), feature_names=self._names,
-        )  # fmt: skip
+            left, right, self._mean, self._shift, self._method, self._report, self._names
+        )
 
     # -- persistence -----------------------------------------------------------------------
 
@@ -518,17 +492,13 @@ class Projection:
         with files.consistent(path, "fit again"):
             return from_record(tensors, metadata)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        state["_report"] = self.report  # computed now, because a function cannot be pickled
-        for cached in ("offset", "_factors"):
-            state.pop(cached, None)
-        return state
+    def __getstate__(self) -> tuple[Any, ...]:
+        # The report is computed now, because a function cannot be pickled.
+        arrays = self._left, self._right, self._mean, self._shift
+        return (*arrays, self._method, self.report, self._names)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for array in (self._left, self._right, self._mean, self._shift):
-            array.flags.writeable = False
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._set(*state)
 
 
 def rows_mask_and_out(
@@ -571,15 +541,7 @@ def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]
 
 
 def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projection:
-    """Return the projection from the tensors and metadata of `to_record`, bit for bit.
-
-    Raises
-    ------
-    FileFormatError
-        A tensor has the wrong dtype or shape, or the tensors contradict each other.
-    KeyError, TypeError, ValueError
-        A tensor or an entry of the metadata is missing, or the metadata have the wrong form.
-    """
+    """Return the projection that `to_record` stored; `files.consistent` explains its errors."""
     from splince_fast.report import Report
 
     d, r = tensors["left"].shape
@@ -591,9 +553,8 @@ def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projecti
     report = metadata["report"]
     new = Projection._make(
         np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
-        tensors["mean"], None, str(metadata["method"]),
-        None if report is None else Report.from_dict(report), shift=tensors["shift"],
-        feature_names=files.read_feature_names(metadata, d),
+        tensors["mean"], tensors["shift"], str(metadata["method"]),
+        None if report is None else Report.from_dict(report), files.read_feature_names(metadata, d),
     )  # fmt: skip
     terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
     size = np.abs(new.left) @ (terms + np.abs(new._shift))
@@ -602,7 +563,7 @@ def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projecti
     return new
 
 
-def _shift_of(bias: Float, right: Float, mean: Float) -> Float:
+def shift_of(bias: Float, right: Float, mean: Float) -> Float:
     """Return bias - right @ mean, with entries at the rounding level of the products set to 0."""
     difference = bias - right @ mean
     noise = 4 * len(mean) * _EPS * (np.abs(right) @ np.abs(mean))
@@ -610,12 +571,10 @@ def _shift_of(bias: Float, right: Float, mean: Float) -> Float:
 
 
 def _balanced(left: Float, right: Float) -> tuple[Float, Float]:
-    """Return D^{-1} left and D right, where a diagonal D gives both factors equal row sizes.
-
-    The size of row j is its largest absolute value. In both results it is
-    sqrt(max |left_j| max |right_j|). If a row is zero in one factor, its size in the other becomes
-    the largest of all these sizes.
-    """
+    """Return D^{-1} left and D right, where a diagonal D gives both factors equal row sizes."""
+    # The size of row j is its largest absolute value. In both results it is
+    # sqrt(max |left_j| max |right_j|). If a row is zero in one factor, its size in the other
+    # becomes the largest of all these sizes.
     sizes = [np.abs(factor).max(axis=1) for factor in (left, right)]
     both = (sizes[0] > 0) & (sizes[1] > 0)
     target = np.where(both, np.sqrt(sizes[0]) * np.sqrt(sizes[1]), 0.0)

@@ -11,15 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    NamedTuple,
-    Protocol,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +23,9 @@ from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
     from splince_fast._solve.oblique import Solution
-    from splince_fast._solve.selection import Interpretation
+    from splince_fast._solve.selection import Interpretation, Span
 
 Float = NDArray[np.float64]
-
-
-class SpanLike(Protocol):
-    """Spans of several variables: names, stacked rows (k, d), and number of rows per variable."""
-
-    names: list[str]
-    rows: Float
-    counts: list[int]
-    interpretations: list[Callable[[], Interpretation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,64 +39,39 @@ class VariableReport:
     rank : int
         Rank of Cov(x, v) for this variable v, at the rounding level of the data.
     singular_values : tuple of float
-        Canonical correlations between x and the variable, the singular values of
-        L^+ Cov(x, v) Cov(v)^{-1/2} with Cov(x) = L L^T. They range from 0, no linear association,
-        to 1, a perfect one. Missing labels count as rows at the mean. Without whitening: singular
-        values of Cov(x, v), with v scaled to unit standard deviation. For kept directions: singular
-        values of the whitened directions.
+        Canonical correlations of x with the variable, the singular values of
+        L^+ Cov(x, v) Cov(v)^{-1/2} with Cov(x) = L L^T; missing labels count as rows at the mean.
+        Without whitening: of Cov(x, v), v in units of its standard deviation. For kept directions:
+        of the whitened directions.
     residual : float
         |P Cov(x, z)| / |Cov(x, z)| for an erased variable,
-        |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for a kept variable (Frobenius norms). For
-        :func:`splince_fast.oracle`, :func:`splince_fast.quadratic` and
-        :func:`splince_fast.repair`, norms are those of the row of a feature divided by its standard
-        deviation, the largest over the features. For `repair` with the strength b: rounding error
-        of the restored fraction, |Cov(r, y) - Cov(t, y) - b X| / |Cov(x, y)|, for the rows t before
-        and r after the repair and X = Cov(x, y) - Cov(t, y). For an erased variable of `quadratic`:
-        largest difference between entries of the class covariances. For an erased variable with
-        ``rank_tol=`` and :meth:`Projection.scaled`: upper bound.
+        |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for a kept variable (Frobenius norms); an upper
+        bound with ``rank_tol=`` and for :meth:`Projection.scaled`. For `oracle`, `quadratic` and
+        `repair`: largest such ratio over the features, in units of their standard deviations. For
+        an erased variable of `quadratic`: largest difference between entries of class covariances.
+        For `repair` with the strength b: |Cov(r, y) - Cov(t, y) - b X| / |Cov(x, y)|, for the rows
+        t before and r after the repair and X = Cov(x, y) - Cov(t, y).
     bound : float
-        Rounding level of `residual`. It is the sum of 8 d eps q |P|^2 and of the part of the
-        covariance that is not erased, because it is below the rounding level of Cov(x). Here q is
-        the condition number of the whitened cross-covariances, and |P| is the spectral norm with
-        features scaled to unit standard deviation. If `residual` is far above `bound`, part of a
-        kept variable was dropped, or part of an erased variable remains (``rank_tol=``).
+        Rounding level of `residual`: 8 d eps q |P|^2, and the part of the covariance that is not
+        erased because it is below the rounding level of Cov(x). q is the condition number of the
+        whitened cross-covariances, |P| the spectral norm with features scaled to unit standard
+        deviation. A `residual` far above `bound` shows that part of a kept variable was dropped, or
+        part of an erased variable remains (``rank_tol=``).
     kind : str
         Kind of the variable: "classes (4)", "continuous (1 column)", "directions (2)".
     expected : float or None
         Erased variable: expected R^2 of the best linear predictor in held-out rows of the same
-        distribution, about (d - r) / n for n rows, with r the joint rank of all erased variables
-        (derivation: ``splince_fast/_solve/held_out.py``). For classes, equal
-        class covariances are assumed, unless the moments were made ``by`` the variable. For a
-        continuous variable, the standard deviation of x is assumed not to depend on the variable.
-        None without whitening, with shrinkage or ``covariance_type="diag"``, for fewer rows than
-        dimensions, and if ``rank_tol=`` leaves part of the association.
+        distribution, about (d - r) / n for n rows and the joint rank r of all erased variables
+        (derivation: ``splince_fast/_solve/held_out.py``). Assumes equal class covariances, unless
+        the moments were made ``by`` the variable, or one deviation of x at all values. None without
+        whitening, with shrinkage or ``covariance_type="diag"``, for fewer rows than dimensions, and
+        if ``rank_tol=`` leaves part of the association.
     expected_most : float or None
-        Classes: upper bound of `expected` for any class covariances. None if the moments were made
-        ``by`` the variable: `expected` then uses the class covariances.
+        Classes: upper bound of `expected` for any class covariances, which allows (1 - p) / p times
+        the noise, with p the fraction of the rarest class; None for moments made ``by`` it.
     noise : Noise or None
         Erased variable: sampling noise of the fitted Cov(x, v), for :meth:`Report.certificate`.
         None if part of the association is left.
-
-    Notes
-    -----
-    Bound `expected_most`: summed over directions, the noise of the fitted cross-covariances is
-    tau / n, with tau = tr(S^+ sum_c w_c S_c), S = Cov(x), class covariances S_c, class fractions
-    p_c and w_c = 1 - p_c. As p_c S_c <= S, the noise of each direction is at most (1 - p) / p
-    times the noise for equal class covariances, with p the fraction of the rarest class.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import splince_fast as sf
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.integers(0, 2, size=400)
-    >>> y = np.where(rng.random(400) < 0.8, z, 1 - z)
-    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0]) + np.outer(y, np.eye(4)[1])
-    >>> eraser = sf.splince(sf.Moments().update(X, {"z": z, "y": y}), erase="z", keep="y")
-    >>> [(v.name, v.role, v.rank) for v in eraser.report.variables]
-    [('z', 'erased', 1), ('y', 'kept', 1)]
-    >>> all(v.residual <= v.bound for v in eraser.report.variables)
-    True
     """
 
     name: str
@@ -131,10 +89,6 @@ class VariableReport:
     def label(self) -> str:
         """Name and kind of the variable: "z: classes (4)"."""
         return f"{self.name}: {self.kind}" if self.kind else self.name
-
-    @property
-    def _exactness(self) -> str:
-        return f"residual {self.residual:.1e} (rounding {self.bound:.1e})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +161,11 @@ class OracleFit:
     distortion_leace : float
         D_oL: distortion of o-LEACE, the smallest possible for an eraser that uses the labels z.
     rho : float or None
-        Largest rho_o over all linear combinations u of the kept columns. rho_o is the variance of u
-        that z predicts, divided by the variance of u that x and z predict together. For single
-        columns z and y, rho_o = corr(z, y)^2 / R^2(y given x, z), and `distortion` is
-        D_oL / (1 - rho_o). None without kept variables, and with shrinkage: the map is then not
-        that of the least change.
+        Largest rho_o over all linear combinations u of the kept columns: the variance of u that z
+        predicts, divided by the variance of u that x and z predict together. For single columns z
+        and y, rho_o = corr(z, y)^2 / R^2(y given x, z), and `distortion` is D_oL / (1 - rho_o).
+        None without kept variables, and with shrinkage: the map is then not that of the least
+        change.
     """
 
     distortion_leace: float
@@ -242,27 +196,21 @@ class Report:
         Cosines of the principal angles between the whitened spans of the erased and of the kept
         variables, before any direction was dropped.
     amplification : float
-        1 / sin of the smallest principal angle that remains after directions were dropped. It is
-        the spectral norm a of the whitened projection of Theorem 1. Erasing changes a whitened,
-        centred row by at most ``alpha * sqrt(1 + strength**2 * (a**2 - 1))`` times its length,
-        which is a if `alpha` and `strength` are 1; the factor of LEACE is 1. Rows are whitened by
-        the factored covariance, also with shrinkage. For :func:`splince_fast.repair`,
-        :func:`splince_fast.oracle` and :func:`splince_fast.quadratic`: spectral norm of the linear
-        map, the largest over classes, with each feature in units of its standard deviation (for
-        `repair`, before or after erasure, whichever is larger); log10 of this norm is the number of
+        a = 1 / sin of the smallest principal angle that remains after directions were dropped, the
+        norm of the whitened projection. Erasing changes a centred row, whitened by the factored
+        covariance, by at most ``alpha * sqrt(1 + strength**2 * (a**2 - 1))`` times its length. For
+        `repair`, `oracle` and `quadratic`: spectral norm of the linear map, the largest over
+        classes, with each feature in units of its standard deviation; its log10 is the number of
         digits lost.
     rho : float or None
-        Squared cosine of the smallest angle between the erased and the remaining kept directions
-        after whitening: the squared correlation of the best linear predictions of concept and
-        task. With shrinkage, the whitening is that of the shrunk covariance. None without kept
-        variables, without whitening, and with ``covariance_type="diag"``.
+        Squared cosine of the smallest whitened angle between the erased and the remaining kept
+        directions: the squared correlation of the best linear predictions of concept and task.
+        None without kept variables, without whitening, and with ``covariance_type="diag"``.
     distortion, distortion_leace : float or None
         E|r(x) - x|^2 / tr Cov(x), for this eraser and for LEACE with the same moments and erased
-        variables (equal without kept variables). Both are None with ``covariance_type="diag"`` but
-        without ``refine=``. `distortion` is also None below its rounding error. `distortion_leace`
-        is also None with ``refine=``, which does not reach the minimum; with shrinkage; and for SAL
-        and repair. With ``subsample=``: estimates for all rows, of erasers that are fitted to the
-        sample.
+        variables. Both are None with ``covariance_type="diag"`` but without ``refine=``;
+        `distortion` also below its rounding error, `distortion_leace` also with ``refine=``, with
+        shrinkage, and for SAL and repair. With ``subsample=``: estimates for all rows.
     solver : {"cholesky", "eigh", "diagonal", "refined", "none"}
         Factorisation of the covariance.
     tolerance : float
@@ -271,18 +219,14 @@ class Report:
         Weight of the isotropic target in the factored covariance.
     warnings : tuple of str
     sensitivity : float or None
-        Change of the removed part (P - I) x when x is rounded to float32, relative to the
-        standard deviation of x: sqrt(E|(P - I) e|^2) / s = eps32 rms(x) |P - I|_F / s. The rounding
-        error e has independent entries with standard deviation eps32 rms(x); eps32 = 2^-23,
-        rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x). None for erasers that use labels.
+        Change of the removed part (P - I) x when x is rounded to float32, relative to the standard
+        deviation s of x: 2^-23 rms(x) |P - I|_F / s, with s^2 = tr Cov(x). None for erasers that
+        use labels.
     alpha : float
-        Fraction of the change that is applied: 1, or the `alpha` of :meth:`Projection.scaled`.
-        Below 1 no dimension is removed entirely, `rank` counts the changed dimensions, and a linear
-        probe still recovers the variables with the role "erased".
+        Fraction of the change that is applied: 1, or the `alpha` of :meth:`Projection.scaled`,
+        which removes no dimension entirely; a linear probe then still recovers the variables.
     strength : float
-        Fraction of the removed covariance with the kept variables that is restored. Without a
-        kept variable LEACE removes this covariance; for :func:`splince_fast.repair`, the eraser of
-        the repaired rows removes it.
+        Fraction of the removed covariance with the kept variables that is restored.
     held_out : HeldOut or None
         Effect on held-out rows, for moments with folds.
     sampling : Sampling or None
@@ -348,12 +292,12 @@ class Report:
         Raises
         ------
         FileFormatError
-            A field is missing or unknown.
+            A field is missing, unknown or of another type.
         """
         try:
             new: Report = _from_plain(cls, values, "report")
-        except (TypeError, KeyError, IndexError, AttributeError) as error:
-            raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
+        except (TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+            raise FileFormatError(f"a report has missing or wrong fields: {error}") from error
         if not all(v.noise is None or _is_possible(v.noise) for v in new.variables):
             raise FileFormatError("the noise of a variable has values out of range")
         return new
@@ -362,13 +306,9 @@ class Report:
         """Return an upper bound of the held-out R^2 of linear predictors of each erased variable.
 
         The bound holds for every map P with P Cov(x, z) = 0 in the fitted rows, for any method,
-        task or covariance used in the fit. For a column of z, the population R^2 is at most
-        t / (1 + t), where t is the squared length, in whitened coordinates, of the part of the
-        sampling noise of the fitted Cov(x, z) that is orthogonal to the true Cov(x, z). Let p be
-        the rank of Cov(x). Then n t is chi-squared with p - 1 degrees of freedom if all classes
-        have the same covariance or, for a continuous variable, if its regression on x has residuals
-        of constant variance. For classes in moments made with ``by=``, the scale and the degrees of
-        freedom are computed from the class covariances, without this assumption.
+        task or covariance used in the fit; ``docs/theory.md`` derives it. It assumes equal class
+        covariances, unless the moments were made ``by`` the variable, and for a continuous variable
+        residuals of constant variance of its regression on x.
 
         Parameters
         ----------
@@ -379,10 +319,8 @@ class Report:
         Returns
         -------
         dict of str to float
-            Bound for each variable, which holds for all its classes or columns at once. It is
-            asymptotic in the number of rows, and holds for linear predictors on rows of the same
-            distribution and for weights that are counts of rows. It does not hold for other
-            populations or nonlinear predictors.
+            Bound for each variable, for all its classes or columns at once: asymptotically, for
+            rows of the same distribution, and for weights that are counts of rows.
 
         Raises
         ------
@@ -403,24 +341,21 @@ class Report:
         """
         if not is_number(delta) or not 0 < delta < 1:
             raise InputError(f"delta is {delta!r}; it must be a number between 0 and 1")
-        erased = [v for v in self.variables if v.role == "erased"]
+        erased = self._with_role("erased")
         if not erased:
             raise InputError(
                 f"{self.method} erases nothing itself; ask the report of the eraser for its "
                 "certificate"
             )
-        if self.alpha < 1 or any(v.noise is None for v in erased):
-            cause = (
-                "it was fitted with rank_tol=, which may leave part of the association with the "
-                "concept. Fit it again without rank_tol="
-            )
-            if self.alpha < 1:
-                cause = (
-                    f"part of the association with the concept remains (alpha = {self.alpha:.3g}). "
-                    "Ask the report of the eraser with alpha = 1"
-                )
-            elif self.oracle is not None or self._is_quadratic:
-                cause = "the map depends on labels. Use an eraser that maps all rows alike"
+        cause = ""
+        if self.alpha < 1:
+            remedy = "ask the report of the eraser with alpha = 1"
+            cause = f"part of the association is left (alpha = {self.alpha:.3g}); {remedy}"
+        elif self.oracle is not None or self._is_quadratic:
+            cause = "the map depends on labels; use an eraser that maps all rows alike"
+        elif any(v.noise is None for v in erased):
+            cause = "rank_tol= may leave part of the association; fit again without rank_tol="
+        if cause:
             raise InputError(f"there is no certificate of this eraser: {cause}")
         return {v.name: certificate(v.noise, delta) for v in erased if v.noise is not None}
 
@@ -428,20 +363,21 @@ class Report:
         """Return the report of the partial eraser, whose change is multiplied by `alpha`."""
         if alpha == 1:
             return self
-
-        def variable(v: VariableReport) -> VariableReport:
-            # For an erased variable with c = Cov(x, z), P_alpha c = (1 - alpha) c + alpha P c. P c
-            # is 0 up to rounding error, unless rank_tol= leaves a part; the sum of the two norms is
-            # then an upper bound.
-            residual = alpha * v.residual + (1 - alpha if v.role == "erased" else 0.0)
-            return dataclasses.replace(
-                v, residual=residual, expected=None, expected_most=None, noise=None
+        # For an erased variable with c = Cov(x, z), P_alpha c = (1 - alpha) c + alpha P c. P c is 0
+        # up to rounding error, unless rank_tol= leaves a part; the sum of the norms then is an
+        # upper bound.
+        variables = (
+            dataclasses.replace(
+                v,
+                residual=alpha * v.residual + (1 - alpha if v.role == "erased" else 0.0),
+                expected=None, expected_most=None, noise=None,
             )
-
+            for v in self.variables
+        )  # fmt: skip
         held_out = self.held_out
         return dataclasses.replace(
             self,
-            variables=tuple(variable(v) for v in self.variables),
+            variables=tuple(variables),
             distortion=None if self.distortion is None else alpha**2 * self.distortion,
             held_out=held_out and HeldOut(alpha**2 * held_out.distortion, None, None, None),
             rho=None,
@@ -449,291 +385,227 @@ class Report:
             alpha=alpha * self.alpha,
         )
 
+    def _with_role(self, role: str) -> list[VariableReport]:
+        return [v for v in self.variables if v.role == role]
+
     @property
     def _erases(self) -> bool:
         """Whether variables are erased; False for a repair."""
         return {v.role for v in self.variables} != {"kept"}
 
     @property
-    def _is_diagonal(self) -> bool:
-        """Whether the moments have variances in place of a covariance."""
-        return self.diagonal is not None or self.solver == "diagonal"
-
-    @property
     def _is_quadratic(self) -> bool:
-        """Whether the eraser is that of :func:`splince_fast.quadratic`."""
         return self.method.endswith("QLEACE")
 
     @property
-    def _effect(self) -> tuple[str, str]:
-        """Two texts on the effect of the eraser: a table entry, and the end of a sentence."""
+    def _least_change(self) -> tuple[str, float | None]:
+        """Name and distortion of the eraser of the least change."""
         if self.oracle is not None:
-            return (
-                "differences between labels; needs the label of each row",
-                "moves each of them by its labels, which it needs for every row",
-            )
-        if self._is_quadratic:
-            return (
-                "differences of means and covariances between classes; needs the label of each row",
-                "gives all classes one mean and one covariance; it maps each class by its own "
-                "matrix, and needs the label of every row",
-            )
-        dimensions = f"{self.rank} of {self.n_features} dimensions"
-        if not self._erases:
-            return dimensions, f"changes the rows in {self.rank} direction(s)"
-        if self.alpha == 1:
-            return dimensions, f"removes {dimensions}"
-        return (
-            f"{self.alpha:.3g} of the deviation in {dimensions}; a linear probe still reads the "
-            "concept",
-            f"shrinks the deviation in {dimensions} by the fraction "
-            f"{self.alpha:.3g}: a partial erasure",
-        )
-
-    def _facts(self) -> list[tuple[str, str]]:
-        support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
-        sample = ""
-        if self.sampling is not None:
-            sample = f", of {self.sampling.n_rows:,} sampled rows"
-            if self.sampling.expected_excess is not None:
-                sample += f" (expected excess {100 * self.sampling.expected_excess:.2g} %)"
-        if self.diagonal is not None:
-            sample += ", variances in its place"
-        facts = [
-            ("data", f"{self.n_rows:,} rows (weight {self.weight:,.10g}), d = {self.n_features}"),
-            (
-                "covariance",
-                f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}{sample}",
-            ),
-            ("removed" if self._erases else "changed", self._effect[0]),
-        ]
-        distortion = "not measured; pass refine="
-        if not self._is_diagonal:
-            distortion = "below its rounding error"
-        if self.distortion is not None:
-            distortion = f"{100 * self.distortion:.3g} % of the variance"
-        diagonal, oracle = self.diagonal, self.oracle
-        if diagonal is not None and diagonal.passes is not None and diagonal.gain is not None:
-            passes = f"{diagonal.passes} pass{'es' if diagonal.passes > 1 else ''}"
-            distortion += f", after {passes} (the last pass reduced it by {diagonal.gain:.1%})"
-        if self.distortion_leace is not None:
-            distortion += f" (LEACE: {100 * self.distortion_leace:.3g} %)"
-        if oracle is not None:
-            distortion += f" (o-LEACE: {100 * oracle.distortion_leace:.3g} %)"
-        facts.append(("distortion", distortion))
-        if (held_out := self.held_out) is not None:
-            text = f"changed {100 * held_out.distortion:.3g} %"
-            if held_out.concept is not None and held_out.chance is not None:
-                text += f", remaining R^2 {held_out.concept:.2g} (chance {held_out.chance:.2g})"
-            if held_out.kept is not None:
-                text += f", task kept {held_out.kept:.3g}"
-            facts.append(("held-out rows", text))
-        if expected := ", ".join(
-            f"{v.name} {v.expected:.2g}{_at_most(v, ' (equal class covariances; at most {})')}"
-            for v in self.variables
-            if v.expected is not None
-        ):
-            facts.append(("new rows", f"expected remaining R^2 of {expected}"))
-        if self.cosines:
-            facts.append(("principal cosines", shortened((f"{c:.4f}" for c in self.cosines), 5)))
-            facts.append(("amplification", f"{self.amplification:.4g}"))
-        elif not self._erases:
-            digits = f"{math.log10(self.amplification):.1f} digits lost"
-            facts.append(("amplification", f"{self.amplification:.4g} ({digits})"))
-        if self.strength < 1:
-            facts.append(("strength", f"{self.strength:.3g} of the lost covariance restored"))
-        if self.rho is not None:
-            facts.append(("concept and task", f"rho = {self.rho:.4g}"))
-        if oracle is not None and oracle.rho is not None:
-            facts.append(("shared with the labels", f"rho_o = {oracle.rho:.4g}"))
-        if self.sensitivity is not None:
-            facts.append(
-                ("sensitivity", f"float32 rounding moves rows by {self.sensitivity:.2g} deviations")
-            )
-        if self.dropped:
-            facts.append(("dropped", f"{self.dropped} kept direction(s)"))
-        if labels := "; ".join(v.label for v in self.variables if v.kind):
-            facts.append(("read as", labels))
-        facts += [("warning", text) for text in self.warnings]
-        return facts
+            return "o-LEACE", self.oracle.distortion_leace
+        return "LEACE", self.distortion_leace
 
     def explain(self) -> str:
-        """Return the report in sentences, with the meaning of each value for this eraser."""
-        lines = [
-            f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
-            f"{self._effect[1]}."
+        """Return a verdict on each erased variable, at most six sentences, and the warnings."""
+        verdicts = [f"{_verdict(self, v)}." for v in self._with_role("erased") or self.variables]
+        sentences = [
+            sentence.format(r=self, text=text)
+            for _, make, sentence in FACTS
+            if sentence and (text := make(self))
         ]
-        if self.distortion is None and not self._is_diagonal:
-            lines.append("The change of the rows (distortion) is below its rounding error.")
-        elif self.distortion is None:
-            lines.append(
-                "The change of the rows (distortion) was not measured, because the moments keep no "
-                "covariance. Pass refine=, the source of the rows."
-            )
-        else:
-            minimum = self.distortion_leace
-            if self.oracle is not None:
-                minimum = self.oracle.distortion_leace
-            comparison = ""
-            if minimum is not None and self.method != "LEACE":
-                baseline = "LEACE" if self.oracle is None else "o-LEACE"
-                comparison = f"; {baseline} changes them by {100 * minimum:.3g} %"
-            lines.append(
-                f"It changes the rows by {100 * self.distortion:.3g} % of their variance "
-                f"(distortion){comparison}."
-            )
-            if minimum is not None and self.distortion > max(1.0, 2.0 * minimum):
-                lines.append(
-                    "To replace every row by the mean would change the rows by 100 %: the erased "
-                    "variables nearly determine the kept ones. Limit the change with "
-                    "max_amplification=, keep fewer variables, or use LEACE."
-                )
-        if self.held_out is not None:
-            lines.append(
-                f"It changes held-out rows by {100 * self.held_out.distortion:.3g} %. If this is "
-                "far above the change of the fitted rows, the covariance is poorly estimated."
-            )
-        for v in self.variables:
-            kind = f", read as {v.kind}," if v.kind else ""
-            strength = f"{v.singular_values[0]:.3g}" if v.singular_values else "0"
-            if v.role == "erased" and self.alpha < 1:
-                at_most = "at most " if v.residual > 1.0 - self.alpha + v.bound else ""
-                lines.append(
-                    f"{v.name!r}{kind} keeps {at_most}the fraction {v.residual:.3g} of its "
-                    "covariance with x. A linear probe that is fitted afterwards predicts it as "
-                    "well as before; only alpha = 1 erases."
-                )
-            elif v.role == "erased" and self._is_quadratic:
-                lines.append(
-                    f"{v.name!r}{kind}: covariances of classes differ by {v.residual:.1e} after "
-                    f"erasing (rounding explains {v.bound:.1e}): no quadratic predictor does "
-                    "better than a constant on the fitted rows"
-                    + (
-                        " if the class covariances equal the shrunk ones."
-                        if self.shrinkage
-                        else "."
-                    )
-                )
-            elif v.role == "erased" and v.residual > v.bound:
-                lines.append(
-                    f"{v.name!r}{kind} had a linear association of strength {strength}, and was "
-                    f"erased in {v.rank} direction(s); {v.residual:.1e} of its covariance with x "
-                    f"is left, more than rounding explains ({v.bound:.1e}): a linear predictor "
-                    f"still predicts {v.name!r} (rank_tol)."
-                )
-            elif v.role == "erased":
-                lines.append(
-                    f"{v.name!r}{kind} had a linear association of strength {strength} in {v.rank} "
-                    f"direction(s); {v.residual:.1e} of its covariance with x is left (rounding "
-                    f"explains {v.bound:.1e}): no linear predictor does better than a constant on "
-                    "the fitted rows."
-                )
-                if v.noise is not None:
-                    lines.append(self._bound_in_words(v))
-                if v.expected == 0 and self.rank != self.rank_covariance:
-                    lines.append(f"No association of {v.name!r} beyond noise was measured.")
-                elif v.expected is not None:
-                    lines.append(
-                        "In new rows of the same kind, a linear predictor is expected to explain "
-                        f"{v.expected:.2g} of the variance of {v.name!r} (R^2), because the fit "
-                        f"used only {self.n_rows:,} rows."
-                        + _at_most(
-                            v,
-                            " This R^2 assumes equal covariances of the classes; for any "
-                            "covariances, it is at most {}.",
-                        )
-                    )
-            elif self._erases and (self.strength < 1 or v.residual > v.bound):
-                lines.append(
-                    f"{v.name!r}{kind} loses the fraction {v.residual:.2g} of its covariance with "
-                    f"x{self._cause_of_loss(v)}."
-                )
-            elif self._erases:
-                lines.append(
-                    f"{v.name!r}{kind} keeps its covariance with x to {v.residual:.1e} (rounding "
-                    f"explains {v.bound:.1e})."
-                )
-            else:
-                lines.append(
-                    f"{v.name!r}{kind}: the fraction {self.strength:.3g} of its lost covariance "
-                    f"with x is restored, to {v.residual:.1e} (rounding explains {v.bound:.1e})."
-                )
-        if self.cosines:
-            row = "a row" if self.rank_covariance is None else "a whitened row"
-            if self.shrinkage:
-                row = "a row, whitened by the shrunk covariance,"
-            before = f" before {self.dropped} kept direction(s) were dropped" * bool(self.dropped)
-            factor = self.alpha * largest_change(self.amplification, self.strength)
-            lines.append(
-                "The spans of the erased and the kept variables have a cosine of "
-                f"{self.cosines[0]:.3g}{before}. {self.method} changes {row} by at most "
-                f"{factor:.3g} times its length (amplification); without kept variables, the "
-                f"factor is {self.alpha:.3g}."
-            )
-        elif not self._erases:
-            lines.append(
-                f"Deviations grow up to {self.amplification:.3g} times, and "
-                f"{math.log10(self.amplification):.1f} digits of the rows are lost (amplification)."
-            )
-        if self.sensitivity is not None:
-            lines.append(
-                f"Rounding the rows to float32 changes the removed part by {self.sensitivity:.2g} "
-                "of the deviation of the rows (sensitivity)."
-            )
-        if self.rank_covariance is not None and self.rank_covariance < self.n_features:
-            lines.append(
-                f"The features vary in {self.rank_covariance} of {self.n_features} dimensions; the "
-                "others are constant, copies of others, or below the rounding level."
-            )
-        return "\n".join([*lines, *(f"Warning: {text}." for text in self.warnings)])
+        kept = "; ".join(_kept(self, v) for v in self._with_role("kept") if self._erases)
+        warnings = [f"Warning: {text}." for text in self.warnings]
+        return "\n".join([*verdicts, *sentences, *[f"{kept}."] * bool(kept), *warnings])
 
-    def _cause_of_loss(self, v: VariableReport) -> str:
-        """Return the end of a sentence: why part of the covariance of a kept variable is lost."""
-        causes = []
-        if self.strength < 1:
-            eraser = "LEACE" if self.oracle is None else "o-LEACE"
-            causes.append(
-                f"{self.strength:.3g} of the covariance that {eraser} removes is restored "
-                "(strength)"
-            )
-        if self.dropped:
-            causes.append(f"{self.dropped} kept direction(s) were dropped")
-        return ": " + ", and ".join(causes) if causes else f" (rounding explains {v.bound:.1e})"
-
-    def _bound_in_words(self, v: VariableReport) -> str:
-        """Return sentences that state `certificate` for one variable, with its assumptions."""
-        limit = f"{self.certificate()[v.name]:.2g}"
-        text = (
-            "In 95 % of fits a linear predictor explains at most "
-            f"{limit} of the variance of {v.name!r} in new rows of the same kind (certificate)."
-        )
-        if v.noise is None or v.noise.by_class:
-            return text
-        if v.kind.startswith("classes"):
-            return (
-                f"{text} The bound assumes that all classes have the same covariance; pass "
-                f"Moments(by={v.name!r}) to drop this assumption."
-            )
-        return f"{text} The bound assumes the same deviation of x for all values of {v.name!r}."
-
-    def __str__(self) -> str:
-        facts = self._facts()
+    def _rows(self) -> list[tuple[str, str]]:
+        """Rows of the table: label and text."""
         title = "singular values" if self.rank_covariance is None else "correlations"
+        rows = [(label, text) for label, make, _ in FACTS if (text := make(self))]
+        rows += [("warning", text) for text in self.warnings]
         for v in self.variables:
             values = shortened((f"{s:.3g}" for s in v.singular_values), 4)
-            facts.append((v.role, f"{v.name}: rank {v.rank}, {title} [{values}], {v._exactness}"))
-        return as_text(self.method, facts)
+            residual = f"residual {v.residual:.1e} (rounding {v.bound:.1e})"
+            rows.append((v.role, f"{v.name}: rank {v.rank}, {title} [{values}], {residual}"))
+        return rows
+
+    def __str__(self) -> str:
+        return as_text(self.method, self._rows())
 
     def _repr_html_(self) -> str:
-        rows = [(v.role, f"{v.name}: rank {v.rank}, {v._exactness}") for v in self.variables]
-        return as_html(self.method, self._facts() + rows)
+        return as_html(self.method, self._rows())
 
 
-def largest_change(amplification: float, strength: float) -> float:
-    """Return the largest change of a whitened row of unit length, for a strength b."""
-    # In the plane of a principal angle t, the singular value of P_b - I is sqrt(1 + b^2 /
-    # tan(t)^2), and `amplification` is 1 / sin(t).
-    return math.hypot(1.0, strength * math.sqrt(max(0.0, amplification**2 - 1.0)))
+# -- the report in words and as a table ------------------------------------------------------------
+
+
+def _data(r: Report) -> str:
+    weight = "" if r.weight == r.n_rows else f" of weight {r.weight:,.10g}"
+    return f"{r.n_rows:,} rows{weight} with {r.n_features} features"
+
+
+def _covariance(r: Report) -> str:
+    support = "not factored" if r.rank_covariance is None else f"rank {r.rank_covariance}"
+    text = f"{support}, solver {r.solver}, shrinkage {r.shrinkage:.3g}"
+    if r.sampling is not None:
+        text += f", of {r.sampling.n_rows:,} sampled rows"
+        if r.sampling.expected_excess is not None:
+            text += f" (expected excess {100 * r.sampling.expected_excess:.2g} %)"
+    return text + ", variances in its place" * (r.diagonal is not None)
+
+
+def _effect(r: Report) -> str:
+    if r.oracle is not None:
+        return "differences between labels, and needs the label of every row"
+    if r._is_quadratic:
+        return (
+            "differences of means and covariances between classes, and needs the label of every row"
+        )
+    text = f"{r.rank} of {r.n_features} dimensions"
+    if r.alpha == 1:
+        return text
+    return f"{r.alpha:.3g} of the deviation in {text}; a linear probe still reads the concept"
+
+
+def _distortion(r: Report) -> str:
+    if r.distortion is not None:
+        text = f"{100 * r.distortion:.3g} % of the variance"
+    elif r.diagonal is not None or r.solver == "diagonal":
+        text = "not measured; pass refine=, the source of the rows"
+    else:
+        text = "below its rounding error"
+    if r.diagonal is not None and r.diagonal.passes and r.diagonal.gain is not None:
+        passes = f"{r.diagonal.passes} pass{'es' if r.diagonal.passes > 1 else ''}"
+        text += f", after {passes} (the last pass reduced it by {r.diagonal.gain:.1%})"
+    name, least = r._least_change
+    if least is not None:
+        text += f" ({name}: {100 * least:.3g} %)"
+        if r.distortion is not None and r.distortion > max(1.0, 2.0 * least):
+            text += "; more than the mean in place of every row: limit it by max_amplification="
+    return text
+
+
+def _held_out(r: Report) -> str:
+    if r.held_out is None:
+        return ""
+    distortion, concept, chance, kept = dataclasses.astuple(r.held_out)
+    text = f"changed {100 * distortion:.3g} %"
+    if concept is not None and chance is not None:
+        text += f", remaining R^2 {concept:.2g} (chance {chance:.2g})"
+    return text if kept is None else f"{text}, task kept {kept:.3g}"
+
+
+def _new_rows(r: Report) -> str:
+    texts = []
+    for v in r.variables:
+        if v.expected is not None:
+            most = "" if v.expected_most is None else f"{v.expected_most:.2g}"
+            given = f" (equal class covariances; at most {most})" if most else ""
+            texts.append(f"{v.name} {v.expected:.2g}{given}")
+    return f"expected remaining R^2 of {', '.join(texts)}" if texts else ""
+
+
+def _certificate(r: Report) -> str:
+    texts = []
+    for v in r.variables:
+        if v.noise is None or v.residual > v.bound:
+            continue
+        given = ""
+        if v.kind.startswith("classes") and not v.noise.by_class:
+            given = f" (for equal covariances of the classes; for any with Moments(by={v.name!r}))"
+        elif not v.noise.by_class:
+            given = " (for equal deviations of x at all values)"
+        limit = f"{certificate(v.noise, 0.05):.2g} of the variance of {v.name!r}"
+        texts.append(f"{limit} in new rows{given}")
+    return ", ".join(texts)
+
+
+def _amplification(r: Report) -> str:
+    if not r.cosines:
+        if r._erases:
+            return ""
+        return f"{r.amplification:.4g} ({math.log10(r.amplification):.1f} digits lost)"
+    row = "a row, whitened by the shrunk covariance," if r.shrinkage else "a whitened row"
+    change = r.alpha * largest_change(r.amplification, r.strength)
+    return (
+        f"{r.amplification:.4g}; {row if r.rank_covariance is not None else 'a row'} moves by at "
+        f"most {change:.3g} times its length (without kept variables: {r.alpha:.3g})"
+    )
+
+
+def _shared(r: Report) -> str:
+    return "" if r.oracle is None or r.oracle.rho is None else f"rho_o = {r.oracle.rho:.4g}"
+
+
+def _sensitivity(r: Report) -> str:
+    if r.sensitivity is None:
+        return ""
+    return f"float32 rounding moves rows by {r.sensitivity:.2g} deviations"
+
+
+def _verdict(r: Report, v: VariableReport) -> str:
+    """State whether a variable is erased, and the R^2 that new rows will show of it."""
+    if v.role == "kept":
+        return f"{v.name!r} regains the fraction {r.strength:.3g} of the covariance that it lost"
+    if r.alpha < 1:
+        at_most = "at most " if v.residual > 1.0 - r.alpha + v.bound else ""
+        return (
+            f"{v.name!r} is not erased: it keeps {at_most}the fraction {v.residual:.3g} of its "
+            "covariance with x, and a linear probe predicts it as well as before"
+        )
+    if v.residual > v.bound:
+        return (
+            f"{v.name!r} is not erased entirely: the fraction {v.residual:.1e} of its covariance "
+            f"with x is left, and a linear predictor still predicts {v.name!r} (rank_tol)"
+        )
+    if not v.rank:
+        return f"{v.name!r} had no linear association with these rows above rounding"
+    text = f"{v.name!r} is erased {_exactly(v)} from these rows"
+    if r._is_quadratic:
+        given = " if the class covariances equal the shrunk ones" if r.shrinkage else ""
+        return f"{text}: no quadratic predictor does better than a constant{given}"
+    text += ": no linear predictor does better than a constant"
+    if v.expected is None:
+        return text
+    if v.expected == 0 and r.rank != r.rank_covariance:
+        return f"{text}; no association of {v.name!r} beyond noise was measured"
+    return f"{text}; new rows will show R^2 of about {v.expected:.2g} of it"
+
+
+def _exactly(v: VariableReport) -> str:
+    # R^2 of a predictor is at most of the order of the squared residual.
+    return "exactly" if v.bound < 1e-6 else f"up to rounding ({v.bound:.1e})"
+
+
+def _kept(r: Report, v: VariableReport) -> str:
+    """State how exactly a kept variable keeps its covariance, or its loss with the causes."""
+    if r.strength == 1 and v.residual <= v.bound:
+        return f"{v.name!r} keeps its covariance with x {_exactly(v)}"
+    causes = [f"{r.dropped} kept direction(s) were dropped"] * bool(r.dropped)
+    if r.strength < 1:
+        removed = f"{r.strength:.3g} of the covariance that {r._least_change[0]} removes"
+        causes.append(f"{removed} is restored (strength)")
+    cause = f": {', and '.join(causes)}" if causes else ""
+    return f"{v.name!r} loses the fraction {v.residual:.2g} of its covariance with x{cause}"
+
+
+# Label, text, and sentence of each figure; a figure without text is left out of the report.
+FACTS: tuple[tuple[str, Callable[[Report], str], str], ...] = (
+    ("data", _data, "{r.method} was fitted to {text}."),
+    ("covariance", _covariance, ""),
+    ("removed", lambda r: _effect(r) if r._erases else "", "It removes {text}."),
+    ("changed", lambda r: "" if r._erases else _effect(r), "It changes {text}."),
+    ("distortion", _distortion, "Change of the rows (distortion): {text}."),
+    ("held-out rows", _held_out, "On held-out rows: {text}."),
+    ("new rows", _new_rows, ""),
+    ("certificate", _certificate, "In 95 % of fits a linear predictor explains at most {text}."),
+    ("principal cosines", lambda r: shortened((f"{c:.4f}" for c in r.cosines), 5), ""),
+    ("amplification", _amplification, ""),
+    ("strength", lambda r: f"{r.strength:.3g} of the lost covariance" * (r.strength < 1), ""),
+    ("concept and task", lambda r: "" if r.rho is None else f"rho = {r.rho:.4g}", ""),
+    ("shared with the labels", _shared, ""),
+    ("sensitivity", _sensitivity, ""),
+    ("dropped", lambda r: f"{r.dropped} of the kept direction(s)" * bool(r.dropped), ""),
+    ("read as", lambda r: "; ".join(v.label for v in r.variables if v.kind), ""),
+)
 
 
 def as_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
@@ -756,10 +628,14 @@ def shortened(texts: Iterable[str], count: int) -> str:
     return ", ".join(texts[:count]) + ", ..." * (len(texts) > count)
 
 
-def _at_most(variable: VariableReport, text: str) -> str:
-    """Insert `expected_most` of a variable into `text`; return "" if `expected_most` is None."""
-    bound = variable.expected_most
-    return "" if bound is None else text.format(f"{bound:.2g}")
+def largest_change(amplification: float, strength: float) -> float:
+    """Return the largest change of a whitened row of unit length, for a strength b."""
+    # In the plane of a principal angle t, the singular value of P_b - I is sqrt(1 + b^2 /
+    # tan(t)^2), and `amplification` is 1 / sin(t).
+    return math.hypot(1.0, strength * math.sqrt(max(0.0, amplification**2 - 1.0)))
+
+
+# -- from plain values -----------------------------------------------------------------------------
 
 
 def _from_plain(kind: Any, value: Any, name: str) -> Any:
@@ -773,9 +649,7 @@ def _from_plain(kind: Any, value: Any, name: str) -> Any:
         return kind(**{key: _from_plain(kinds[key], item, key) for key, item in value.items()})
     if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
         raise FileFormatError(f"the field {name!r} of a report is {value!r}, not {kind.__name__}")
-    if kind is float and isinstance(value, int) and abs(value) > 1 << 1023:
-        raise FileFormatError(f"the field {name!r} of a report leaves the range of float")
-    return value
+    return float(value) if kind is float else value
 
 
 def _is_possible(noise: Noise) -> bool:
@@ -788,6 +662,9 @@ def _is_possible(noise: Noise) -> bool:
         and len(noise.denominators) in (0, count)
         and noise.n > 0
     )
+
+
+# -- from a solution -------------------------------------------------------------------------------
 
 
 class FitValues(NamedTuple):
@@ -813,97 +690,37 @@ class FitValues(NamedTuple):
 def build_report(
     fit: FitValues,
     solution: Solution,
-    span_z: SpanLike,
-    span_y: SpanLike,
+    span_z: Span,
+    span_y: Span,
     left: Float,
     right: Float,
 ) -> Report:
     """Build the report of a solution; `left` and `right` are the (r, d) factors of I - P."""
-    d = left.shape[1]
     amplification = solution.amplification
-    has_angles = fit.whitened and fit.diagonal is None
-    kept = bool(span_y.names) and has_angles
-    rho = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None
-    bound = solution.bound
-    size = max(1.0, solution.size)  # |P|, which is 1 for the identity
+    kept = bool(span_y.names) and fit.whitened and fit.diagonal is None
     exact = fit.whitened and not fit.shrinkage
-    n_erased = len(span_z.rows)
-    variables = []
-    for role, span, whitened, cut, rank in (
-        ("erased", span_z, solution.whitened[:n_erased], solution.cut_z, solution.rank_z),
-        ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
-    ):
-        start = 0
-        # The rounding level of the singular values is `cut`, unless rank_tol= raised `cut`. Then
-        # `noises` is empty, and the level is the value that `cut` has for rank_tol="auto".
-        rounding = cut
-        if not fit.noises:
-            strongest = float(_singular_values(whitened).max(initial=0.0))
-            rounding = max(solution.noise, tolerances.relative(d, "auto") * strongest)
-        for i, (name, count) in enumerate(zip(span.names, span.counts, strict=True)):
-            part = slice(start, start + count)
-            values = _singular_values(whitened[part])
-            n_used = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
-            residual = _residual(span.rows[part], left, right, role)
-            unused = values[n_used:]
-            complete = bool((unused <= rounding).all())
-            not_erased = _relative_norm(unused[unused <= rounding], values)
-            if solution.off_support is not None and role == "erased":
-                off_support = float(np.linalg.norm(solution.off_support[part]))
-                not_erased += off_support / float(np.linalg.norm(span.rows[part]))
-            kind, whitener, largest_square, labelled = span.interpretations[i]()
-            reported, expected, expected_most = values, None, None
-            if fit.whitened:
-                reported = _singular_values(whitener @ whitened[part])[: len(values)]
-                if not kind.startswith("directions"):
-                    reported = np.minimum(reported, 1.0)
-                if role == "erased" and exact and has_angles and complete:
-                    # The sample size is that of the labelled rows, which determine Cov(x, z).
-                    n_labelled, rank_z = round(labelled * fit.weight), min(whitener.shape)
-                    sizes = n_labelled, solution.rank_covariance, rank_z
-                    correlations = np.minimum(reported / labelled**0.5, 1.0)
-                    ratio = fit.noises[i].ratio if fit.noises else 1.0
-                    # Only the noise orthogonal to all erased variables remains; that orthogonal to
-                    # this variable has p - r_v dimensions.
-                    remaining = solution.rank_covariance - solution.rank_z
-                    share = remaining / max(1, solution.rank_covariance - rank_z)
-                    expected = expected_r2(correlations, *sizes, share * ratio, ratio)
-                    if largest_square is not None and not (fit.noises and fit.noises[i].by_class):
-                        expected_most = expected_r2(correlations, *sizes, share * largest_square)
-            variables.append(
-                VariableReport(
-                    name,
-                    role,
-                    n_used,
-                    tuple(map(float, reported)),
-                    residual,
-                    bound + size * not_erased,
-                    kind,
-                    expected,
-                    expected_most,
-                    fit.noises[i] if role == "erased" and fit.noises else None,
-                )
-            )
-            start += count
     scale = 1.0 / fit.variance if fit.variance else 0.0
-
-    def fraction_of_variance(change: float | None) -> float | None:
-        return None if change is None else change * scale
-
+    fractions = [
+        None if change is None else change * scale
+        for change in (fit.distortion, fit.distortion_leace if exact else None)
+    ]
     return Report(
         method=fit.method,
         n_rows=fit.n_rows,
         weight=fit.weight,
-        n_features=d,
+        n_features=left.shape[1],
         rank_covariance=solution.rank_covariance if fit.whitened else None,
         rank=len(left),
-        variables=tuple(variables),
+        variables=(
+            *_variables("erased", fit, solution, span_z, left, right),
+            *_variables("kept", fit, solution, span_y, left, right),
+        ),
         dropped=solution.dropped,
         cosines=tuple(map(float, solution.cosines)),
         amplification=amplification,
-        rho=rho,
-        distortion=fraction_of_variance(fit.distortion),
-        distortion_leace=fraction_of_variance(fit.distortion_leace) if exact else None,
+        rho=max(0.0, 1.0 - 1.0 / amplification**2) if kept else None,
+        distortion=fractions[0],
+        distortion_leace=fractions[1],
         solver=solution.solver,
         tolerance=solution.noise,
         shrinkage=fit.shrinkage,
@@ -915,19 +732,94 @@ def build_report(
     )
 
 
+def _variables(
+    role: str, fit: FitValues, solution: Solution, span: Span, left: Float, right: Float
+) -> Iterator[VariableReport]:
+    """Yield the report of each variable of a span."""
+    if role == "erased":
+        whitened, cut, rank = solution.whitened[: len(span.rows)], solution.cut_z, solution.rank_z
+    else:
+        whitened = solution.whitened[len(solution.whitened) - len(span.rows) :]
+        cut, rank = solution.cut_y, solution.rank_y
+    # The rounding level of the singular values is `cut`, unless rank_tol= raised `cut`. Then
+    # `noises` is empty, and the level is the value that `cut` has for rank_tol="auto".
+    rounding = cut
+    if not fit.noises:
+        strongest = float(_singular_values(whitened).max(initial=0.0))
+        rounding = max(solution.noise, tolerances.relative(left.shape[1], "auto") * strongest)
+    for i, (name, part, interpretation) in enumerate(_parts(span)):
+        rows, values, kind = span.rows[part], _singular_values(whitened[part]), interpretation.kind
+        n_used = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
+        removed = (rows @ right.T) @ left
+        unused = values[n_used:]
+        not_erased = min(1.0, _ratio(unused[unused <= rounding], values))
+        reported, noise, expected, expected_most = values, None, None, None
+        if fit.whitened:
+            reported = _singular_values(interpretation.whitener @ whitened[part])[: len(values)]
+            if not kind.startswith("directions"):
+                reported = np.minimum(reported, 1.0)
+        if role == "erased":
+            noise = fit.noises[i] if fit.noises else None
+            if solution.off_support is not None:
+                not_erased += _ratio(solution.off_support[part], rows)
+            is_estimated = fit.whitened and not fit.shrinkage and fit.diagonal is None
+            if is_estimated and (unused <= rounding).all():
+                expected, expected_most = _held_out_r2(
+                    fit.weight, solution, interpretation, reported, noise
+                )
+        yield VariableReport(
+            name,
+            role,
+            n_used,
+            tuple(map(float, reported)),
+            _ratio(rows - removed if role == "erased" else removed, rows),
+            solution.bound + max(1.0, solution.size) * not_erased,  # |P| of the identity is 1
+            kind,
+            expected,
+            expected_most,
+            noise,
+        )
+
+
+def _held_out_r2(
+    weight: float,
+    solution: Solution,
+    interpretation: Interpretation,
+    correlations: Float,
+    noise: Noise | None,
+) -> tuple[float | None, float | None]:
+    """Return `expected` and `expected_most` of an erased variable."""
+    # The sample size is that of the labelled rows, which determine Cov(x, z).
+    labelled, rank_z = interpretation.labelled_fraction, min(interpretation.whitener.shape)
+    sizes = round(labelled * weight), solution.rank_covariance, rank_z
+    correlations = np.minimum(correlations / labelled**0.5, 1.0)
+    ratio = 1.0 if noise is None else noise.ratio
+    # Only the noise orthogonal to all erased variables remains; that orthogonal to this variable
+    # has p - r_v dimensions.
+    remaining = solution.rank_covariance - solution.rank_z
+    fraction = remaining / max(1, solution.rank_covariance - rank_z)
+    expected = expected_r2(correlations, *sizes, fraction * ratio, ratio)
+    if interpretation.largest_square is None or (noise is not None and noise.by_class):
+        return expected, None
+    return expected, expected_r2(correlations, *sizes, fraction * interpretation.largest_square)
+
+
 def correlations_of(
-    span: SpanLike, whitened: Float
+    span: Span, whitened: Float
 ) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
     """Yield the name, row slice, kind and canonical correlations of each variable in `span`."""
     # `whitened`, (k, d), holds the whitened rows of `span`, which the row slices index.
+    for name, part, interpretation in _parts(span):
+        values = np.linalg.svd(interpretation.whitener @ whitened[part], compute_uv=False)
+        values = np.minimum(values[: part.stop - part.start], 1.0)
+        yield name, part, interpretation.kind, tuple(map(float, values))
+
+
+def _parts(span: Span) -> Iterator[tuple[str, slice, Interpretation]]:
+    """Yield the name, row slice and interpretation of each variable in `span`."""
     start = 0
-    for name, count, interpretation in zip(
-        span.names, span.counts, span.interpretations, strict=True
-    ):
-        part = slice(start, start + count)
-        kind, whitener = interpretation()[:2]
-        values = np.linalg.svd(whitener @ whitened[part], compute_uv=False)[:count]
-        yield name, part, kind, tuple(map(float, np.minimum(values, 1.0)))
+    for name, count, make in zip(span.names, span.counts, span.interpretations, strict=True):
+        yield name, slice(start, start + count), make()
         start += count
 
 
@@ -938,17 +830,7 @@ def _singular_values(rows: Float) -> Float:
     return np.asarray(np.linalg.svd(rows, compute_uv=False), dtype=np.float64)
 
 
-def _residual(span: Float, left: Float, right: Float, role: str) -> float:
-    """Relative residual of one variable, whose rows Cov(x, v_j) are `span`."""
-    size = float(np.linalg.norm(span))
-    removed = (span @ right.T) @ left
-    remaining = removed if role == "kept" else span - removed
-    return float(np.linalg.norm(remaining)) / size if size else 0.0
-
-
-def _relative_norm(part: Float, total: Float) -> float:
-    """|part| / |total|, at most 1; 0 if `part` is empty or `total` is 0."""
-    size = float(np.linalg.norm(total))
-    if not len(part) or not size:
-        return 0.0
-    return min(1.0, float(np.linalg.norm(part)) / size)
+def _ratio(part: Float, whole: Float) -> float:
+    """|part| / |whole|; 0 if `whole` is 0."""
+    size = float(np.linalg.norm(whole))
+    return float(np.linalg.norm(part)) / size if size else 0.0

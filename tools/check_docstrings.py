@@ -27,8 +27,8 @@ def public_objects() -> dict[str, object]:
         value = getattr(sf, name)
         if inspect.ismodule(value):
             try:
-                members = {m: getattr(value, m) for m in value.__all__}
-            except sf.MissingExtraError as error:
+                members = {m: getattr(value, m) for m in getattr(value, "__all__", ())}
+            except sf.exceptions.MissingExtraError as error:
                 print(f"splince_fast.{name} is not checked: {error}")
                 continue
         else:

@@ -14,7 +14,7 @@ from splince_fast.cli.options import add_shared, check_outputs
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
-    from splince_fast.eraser import Eraser
+    from splince_fast.conditional import Eraser
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _load(args: argparse.Namespace) -> Eraser:
     """Load the eraser; the error names the order of arguments if a file of rows is the eraser."""
-    from splince_fast.eraser import load_eraser
+    from splince_fast.conditional import load_eraser
 
     if kind_of(args.eraser) in ("moments", "folds"):
         raise InputError(f"{args.eraser!r} holds moments; pass the eraser that fit wrote")

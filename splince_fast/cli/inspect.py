@@ -11,7 +11,7 @@ from splince_fast._runtime.files import kind_of
 from splince_fast.config import show_config
 
 if TYPE_CHECKING:
-    from splince_fast.eraser import Eraser
+    from splince_fast.conditional import Eraser
     from splince_fast.moments import Moments
     from splince_fast.report import Report
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     """Print the version of the file's format, and the eraser's report or the moments' variables."""
     from safetensors import safe_open
 
-    from splince_fast.eraser import load_eraser
+    from splince_fast.conditional import load_eraser
     from splince_fast.moments import Moments
 
     loaded: Moments | Eraser

@@ -13,7 +13,7 @@ from torch.nn import Module
 from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.torch_rows import erased_by_torch
 from splince_fast.exceptions import InputError
-from splince_fast.projection import Projection
+from splince_fast.projection import Projection, shift_of
 
 
 def check_projection(value: object) -> None:
@@ -105,7 +105,8 @@ class Eraser(Module):  # type: ignore[misc]
             for t in (self.left, self.right, -self.neg_bias)
         )
         mean = np.linalg.pinv(right) @ bias  # solution of right mean = bias with least norm
-        return Projection._make(left.copy(), right.copy(), mean, bias.copy(), "Eraser")
+        shift = shift_of(bias, right, mean)
+        return Projection._make(left.copy(), right.copy(), mean, shift, "Eraser")
 
     def forward(self, x: Tensor) -> Tensor:
         """Erase along the last axis.

@@ -163,10 +163,9 @@ def fit_layers(
             fitted_sites.append(site)
             if projection.rank and name in passes.repeating:
                 warn(
-                    f"the site {name!r} runs several times per batch. If its later activations "
-                    "depend on its earlier ones, as in layers with shared weights, the eraser may "
-                    "leave part of the concept when it is installed: call collect with the erasers "
-                    "installed to measure it, or choose sites that run once",
+                    f"the site {name!r} runs several times per batch: if its later activations "
+                    "depend on its earlier ones, the eraser may leave part of the concept. Measure "
+                    "it by collect with the erasers installed, or choose sites that run once",
                     OnePassWarning,
                 )
             spec = replace(collected.recipe, apply_to=apply_to, bias=bias)

@@ -27,14 +27,14 @@ def expected_failures(estimator: Any) -> dict[str, str]:
 
 
 # The suite has labels at random, too, in which validation rows show nothing to erase.
-@pytest.mark.filterwarnings("ignore::splince_fast.NothingErasedWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.NothingErasedWarning")
 @parametrize_with_checks(QUICK, expected_failed_checks=expected_failures)  # type: ignore[untyped-decorator]
 def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::splince_fast.NothingErasedWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.NothingErasedWarning")
 @parametrize_with_checks(FURTHER, expected_failed_checks=expected_failures)  # type: ignore[untyped-decorator]
 def test_scikit_learn_conformance_with_other_options(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)

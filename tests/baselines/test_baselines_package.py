@@ -9,9 +9,8 @@ import pytest
 from baseline_data import draw
 from processes import script
 
-from splince_fast import InputError, LabelError
 from splince_fast.baselines import INLP, RLACE
-from splince_fast.exceptions import NotEnoughDataError
+from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 
 
 def test_importing_it_loads_no_scikit_learn() -> None:

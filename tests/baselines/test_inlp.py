@@ -18,8 +18,13 @@ from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 import splince_fast as sf
-from splince_fast import InputError, LabelError, NothingErasedWarning, WholeNumbersWarning
 from splince_fast.baselines import INLP, inlp
+from splince_fast.exceptions import (
+    InputError,
+    LabelError,
+    NothingErasedWarning,
+    WholeNumbersWarning,
+)
 
 
 def test_rounds_equal_the_definition_with_intersected_null_spaces() -> None:

@@ -28,16 +28,16 @@ def test_text_columns_are_named(library: str) -> None:
     text = frame.assign(job="clerk", town="Ghent")
     make = pl.from_pandas if library == "polars" else (lambda f: f)
     words = r"holds text in columns 'job', 'town'.*Drop columns of labels"
-    with pytest.raises(sf.InputError, match=words):
+    with pytest.raises(sf.exceptions.InputError, match=words):
         sf.LEACE().fit(make(text), concept=z)
-    with pytest.raises(sf.InputError, match=words):
+    with pytest.raises(sf.exceptions.InputError, match=words):
         sf.Moments().update(make(text), z)
-    with pytest.raises(sf.InputError, match=words):
+    with pytest.raises(sf.exceptions.InputError, match=words):
         sf.baselines.INLP().fit(make(text), concept=z)
     eraser = sf.LEACE().fit(make(frame), concept=z)
-    with pytest.raises(sf.InputError, match="column 'c'"):
+    with pytest.raises(sf.exceptions.InputError, match="column 'c'"):
         eraser.transform(make(frame.assign(c="x")))
-    with pytest.raises(sf.InputError, match="holds text in column 1"):
+    with pytest.raises(sf.exceptions.InputError, match="holds text in column 1"):
         sf.Moments().update(text[["a", "job"]].to_numpy(), z)
 
 
@@ -55,18 +55,18 @@ def test_nan_is_located_by_row_and_column(library: str) -> None:
         lambda: sf.Moments().update(frame, z),
         lambda: sf.Moments.from_blocks([sf.sources.Block(X, {"z": z})], folds=2),
     ):
-        with pytest.raises(sf.NonFiniteError, match=r"\(row 7\), column"):
+        with pytest.raises(sf.exceptions.NonFiniteError, match=r"\(row 7\), column"):
             attempt()
     for named in (
         lambda: sf.LEACE().fit(frame, concept=z),
         lambda: sf.Identity().fit(frame),
         lambda: sf.Moments().update(frame, z),
     ):
-        with pytest.raises(sf.NonFiniteError, match=words):
+        with pytest.raises(sf.exceptions.NonFiniteError, match=words):
             named()
     clean = frame.with_columns(b=pl.lit(0.0)) if library == "polars" else frame.assign(b=0.0)
     eraser = sf.LEACE().fit(clean, concept=z)
-    with pytest.raises(sf.NonFiniteError, match=words):
+    with pytest.raises(sf.exceptions.NonFiniteError, match=words):
         eraser.transform(frame)
 
 
@@ -88,11 +88,11 @@ def test_columns_of_vectors() -> None:
         np.testing.assert_array_equal(eraser.projection_(rows), expected)
         assert sf.Moments().update(rows, z).n_features == 3
     ragged = pd.Series([np.zeros(3), np.zeros(2)])
-    with pytest.raises(sf.InputError, match="same length"):
+    with pytest.raises(sf.exceptions.InputError, match="same length"):
         sf.LEACE().fit(ragged, concept=[0, 1])
-    with pytest.raises(sf.InputError, match="holds text in column 'embedding'"):
+    with pytest.raises(sf.exceptions.InputError, match="holds text in column 'embedding'"):
         sf.LEACE().fit(pd.DataFrame({"embedding": ["[1, 2]", "[3, 4]"]}), concept=[0, 1])
-    with pytest.raises(sf.InputError, match=r"1D array|2-dimensional"):
+    with pytest.raises(sf.exceptions.InputError, match=r"1D array|2-dimensional"):
         sf.LEACE().fit(pd.Series([1.0, 2.0]), concept=[0, 1])
 
 
@@ -121,13 +121,13 @@ def test_a_fit_that_fails_changes_nothing() -> None:
     bad = X.copy()
     bad[3, 2] = np.nan
     for attempt in (eraser.fit, eraser.transform):
-        with pytest.raises(sf.NonFiniteError, match=r"row 3\), column 2"):
+        with pytest.raises(sf.exceptions.NonFiniteError, match=r"row 3\), column 2"):
             attempt(bad)
-    with pytest.raises(sf.NonFiniteError, match="row 3"):
+    with pytest.raises(sf.exceptions.NonFiniteError, match="row 3"):
         eraser.fit(sp.csr_array(np.c_[bad, bad]))
-    with pytest.raises(sf.InputError, match="sample_weight"):
+    with pytest.raises(sf.exceptions.InputError, match="sample_weight"):
         eraser.fit(np.c_[X, X], sample_weight=-np.ones(60))
-    with pytest.raises(sf.NotEnoughDataError, match="every sample_weight is zero"):
+    with pytest.raises(sf.exceptions.NotEnoughDataError, match="every sample_weight is zero"):
         eraser.fit(np.c_[X, X], sample_weight=np.zeros(60))
     assert eraser.n_features_in_ == 3
     with pytest.raises(NotFittedError):

@@ -15,8 +15,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
 import splince_fast as sf
-from splince_fast import LEACE, SAL, SPLINCE, InputError, MeanProjection
+from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
 from splince_fast.estimators import base
+from splince_fast.exceptions import InputError
 
 CLASSES = (SPLINCE, LEACE, SAL, MeanProjection)
 METHODS: dict[Any, Callable[..., sf.Projection]] = {
@@ -174,7 +175,7 @@ def test_sparse_rows_that_cannot_be_used(data: Data, monkeypatch: pytest.MonkeyP
         lambda: fitted.transform(bad),
         lambda: LEACE(covariance_type="diag").fit(bad, concept=z),
     ):
-        with pytest.raises(sf.NonFiniteError):
+        with pytest.raises(sf.exceptions.NonFiniteError):
             use()
     assert fitted.transform(rows[:0]).shape == (0, D)
     monkeypatch.setattr(base, "total_memory", lambda: N * D * 8 - 1)

@@ -238,7 +238,7 @@ def test_random_removes_a_subspace_and_other_names_are_refused() -> None:
     assert result.mean("rank", eraser="LEACE") == 4
     assert result.mean("residual", eraser="random") > 0.1
     for name in ("randomm", "isotropic", "LEACE*0.5", "SAL+repair", "unknown"):
-        with pytest.raises(sf.InputError, match="there is no eraser"):
+        with pytest.raises(sf.exceptions.InputError, match="there is no eraser"):
             run(X, y, z, erasers=(name,))
 
 
@@ -345,7 +345,7 @@ def near(n: int = 900) -> tuple[Any, Any, Any]:
     return X, y, z
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.UnseenRowsWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.UnseenRowsWarning")
 def test_erasers_that_need_labels_get_those_of_every_row() -> None:
     """Twin: a plain script that erases each part with its labels; control: with other labels."""
     X, y, z = near()

@@ -191,5 +191,5 @@ def test_arguments_that_do_not_fit_are_typed_errors() -> None:
         "the path is None": lambda: ev.Comparison.load(None),  # type: ignore[arg-type]
     }
     for match, call in calls.items():
-        with pytest.raises(sf.InputError, match=match):
+        with pytest.raises(sf.exceptions.InputError, match=match):
             call()

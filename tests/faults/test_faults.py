@@ -156,14 +156,14 @@ def test_a_file_that_shrinks_during_a_run_is_an_error_and_can_be_resumed(tmp_pat
                 os.truncate(file, file.stat().st_size // 8)
 
     source.iter_from = shrinking  # type: ignore[method-assign]
-    with pytest.raises(sf.InputError, match="became shorter"):
+    with pytest.raises(sf.exceptions.InputError, match="became shorter"):
         Moments.from_blocks(source, checkpoint=path, checkpoint_seconds=0)
     done = Moments.load(path).n_rows
     assert 0 < done < 4000
-    with pytest.raises(sf.InputError, match="truncated"):
+    with pytest.raises(sf.exceptions.InputError, match="truncated"):
         sources.from_npy(file)
     np.save(file, X)
-    with pytest.raises(sf.FileFormatError, match="has changed since"):
+    with pytest.raises(sf.exceptions.FileFormatError, match="has changed since"):
         Moments.from_blocks(sources.from_npy(file, block_rows=100), checkpoint=path)
     os.utime(file, ns=(written.st_atime_ns, written.st_mtime_ns))
     resumed = Moments.from_blocks(sources.from_npy(file, block_rows=100), checkpoint=path)
@@ -198,7 +198,7 @@ def test_a_checkpoint_of_other_files_is_refused(tmp_path: Path, change: str) -> 
         np.save(labels[1], 1 - np.load(labels[1]))
         os.utime(labels[1], ns=(0, 0))
         reason = "b-z.npy has changed since"
-    with pytest.raises(sf.FileFormatError, match=reason):
+    with pytest.raises(sf.exceptions.FileFormatError, match=reason):
         fit(*paths)
 
 
@@ -335,7 +335,8 @@ def test_a_checkpoint_that_outgrows_its_disk_stops_the_run_and_leaves_no_part(
 
 WITHOUT_RIGHTS = """
 import sys
-from splince_fast import Moments, Projection, FileFormatError
+from splince_fast import Moments, Projection
+from splince_fast.exceptions import FileFormatError
 for act in (lambda: Moments.load(sys.argv[1]), lambda: Projection.load(sys.argv[1])):
     try:
         act()
@@ -659,7 +660,7 @@ def test_a_checkpoint_of_other_labels_is_refused(tmp_path: Path) -> None:
     checkpoint = tmp_path / "run.moments"
     with pytest.raises(RuntimeError, match="stops"):
         sf.Moments.from_blocks(blocks("a", a, 200), checkpoint=checkpoint, checkpoint_seconds=0)
-    with pytest.raises(sf.FileFormatError, match=r"'a'.*'b'"):
+    with pytest.raises(sf.exceptions.FileFormatError, match=r"'a'.*'b'"):
         sf.Moments.from_blocks(blocks("b", b, 400), checkpoint=checkpoint, checkpoint_seconds=0)
     whole = sf.Moments.from_blocks(blocks("a", a, 400), checkpoint=checkpoint)
     assert whole.n_rows == 400

@@ -15,8 +15,9 @@ from naive_model import Rows, check, state_bytes
 from processes import script
 
 import splince_fast as sf
-from splince_fast import FileFormatError, InputError, Moments, sources
+from splince_fast import Moments, sources
 from splince_fast._runtime import files
+from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments import buffer
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no POSIX signals")
@@ -110,7 +111,7 @@ def test_a_label_that_is_constant_in_the_rest_has_no_variance() -> None:
         rng = np.random.default_rng(seed)
         goes = Moments().update(rng.normal(size=(40, 3)), {"z": 1e3 * rng.normal(size=40)})
         stays = Moments().update(rng.normal(size=(40, 3)), {"z": np.full(40, 0.3)})
-        with pytest.raises(sf.ConstantVariableError):
+        with pytest.raises(sf.exceptions.ConstantVariableError):
             sf.leace((goes + stays) - goes, erase="z")
         varies = Moments().update(rng.normal(size=(40, 3)), {"z": 0.3 + rng.normal(size=40)})
         assert sf.leace((goes + varies) - goes, erase="z").rank == 1
@@ -118,7 +119,7 @@ def test_a_label_that_is_constant_in_the_rest_has_no_variance() -> None:
 
 def test_a_part_of_more_rows_is_no_part_however_light() -> None:
     whole = Moments().update(normal(20, 3))
-    with pytest.raises(sf.IncompatibleMomentsError, match="30 rows"):
+    with pytest.raises(sf.exceptions.IncompatibleMomentsError, match="30 rows"):
         whole - Moments().update(normal(30, 3), sample_weight=np.full(30, 0.1))
 
 

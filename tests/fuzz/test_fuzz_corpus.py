@@ -12,8 +12,9 @@ import pytest
 from entangled import drawn
 
 import splince_fast as sf
-from splince_fast import FileFormatError, Moments, Report
+from splince_fast import Moments, Report
 from splince_fast._runtime import files
+from splince_fast.exceptions import FileFormatError
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 

@@ -265,7 +265,7 @@ CLASSES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.MissingLabelWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.MissingLabelWarning")
 @pytest.mark.parametrize(
     ("make", "elements"),
     containers(

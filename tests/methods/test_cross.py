@@ -93,11 +93,11 @@ def test_method_follows_from_the_task() -> None:
     )
     kept = sf.cross_report(folds, erase="z", keep="y")
     assert kept.method == "SPLINCE"
-    with pytest.raises(sf.InputError, match="SPLINCE needs keep="):
+    with pytest.raises(sf.exceptions.InputError, match="SPLINCE needs keep="):
         sf.cross_report(folds, erase="z", method="splince")
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.UnseenRowsWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.UnseenRowsWarning")
 @pytest.mark.parametrize("n_folds", [2, 3, 5])
 def test_weak_features_of_every_fold_are_named(n_folds: int) -> None:
     """Feature i fires in one row of fold i alone, and hardly varies in the other folds."""
@@ -115,7 +115,7 @@ def test_few_rows_per_dimension_warn() -> None:
     rng = np.random.default_rng(2)
     z = rng.integers(0, 2, 260)
     x = rng.normal(size=(260, 100)) + 0.2 * z[:, None]
-    with pytest.warns(sf.UnseenRowsWarning, match="rows per dimension"):
+    with pytest.warns(sf.exceptions.UnseenRowsWarning, match="rows per dimension"):
         found = sf.cross_report(split_rows(x, 2, z=z), erase="z", keep=np.eye(100)[:, :1])
     assert found.rows_per_rank == pytest.approx(1.3)
 
@@ -151,7 +151,7 @@ def test_real_rows_warn_only_if_few_per_dimension(
         found = sf.cross_report(
             split_rows(x, 2, z=z, y=y), erase="z", keep="y", shrinkage=shrinkage
         )
-    assert (sf.UnseenRowsWarning in {w.category for w in caught}) == warns
+    assert (sf.exceptions.UnseenRowsWarning in {w.category for w in caught}) == warns
     if warns:
         assert "rows per dimension" in found.warnings[0]
         assert dict(found.remedies)["shrinkage='oas'"] < np.mean(found.distortion)
@@ -195,7 +195,7 @@ def assert_predicted(
 ) -> None:
     """Figures of held-out rows lie within the spread over folds, or within 10 % of their mean."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        warnings.simplefilter("ignore", sf.exceptions.UnseenRowsWarning)
         found = sf.cross_report(folds, erase="z", keep="y", shrinkage=shrinkage)
     said = np.array([[f.distortion, f.concept, f.kept] for f in found.folds])
     held_out = np.mean([shown(found.eraser, *rows) for rows in parts], axis=0)
@@ -232,7 +232,7 @@ def test_only_features_that_rarely_fire_warn(kind: str, warns: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = sf.cross_report(folds, erase="z", keep="y")
-    assert (sf.UnseenRowsWarning in {w.category for w in caught}) == warns
+    assert (sf.exceptions.UnseenRowsWarning in {w.category for w in caught}) == warns
     assert bool(found.warnings) == bool(found.remedies) == warns
     if warns:
         assert set(found.weak_features) <= set(range(10))
@@ -245,7 +245,9 @@ def test_only_features_that_rarely_fire_warn(kind: str, warns: bool) -> None:
         assert np.mean(after.distortion) == pytest.approx(dict(found.remedies)["shrinkage='oas'"])
 
 
-@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
+)
 @pytest.mark.parametrize(
     ("name", "shrinkage"),
     [
@@ -281,7 +283,7 @@ def test_cross_report_refuses_bad_input(arguments: dict[str, Any], text: str) ->
     if "folds" in arguments:
         folds = folds[:1] if arguments["folds"] == "one" else []
     options = {"erase": "z"} | {k: v for k, v in arguments.items() if k != "folds"}
-    with pytest.raises(sf.InputError, match=text):
+    with pytest.raises(sf.exceptions.InputError, match=text):
         sf.cross_report(folds, **options)
 
 
@@ -291,7 +293,9 @@ def test_folds_of_unlike_widths_are_an_error_that_names_both(widths: tuple[int, 
     z = rng.integers(0, 2, 200)
     folds = [sf.Moments().update(rng.normal(size=(200, d)) + z[:, None], {"z": z}) for d in widths]
     for _ in range(3):
-        with pytest.raises(sf.InputError, match=f"of {min(widths)} and of {max(widths)} features"):
+        with pytest.raises(
+            sf.exceptions.InputError, match=f"of {min(widths)} and of {max(widths)} features"
+        ):
             sf.cross_report(folds, erase="z")
 
 
@@ -304,7 +308,7 @@ def test_folds_of_another_mean_are_moved_by_it(shift: float) -> None:
     for i, part in enumerate(rows):
         folds.append(sf.Moments().update(part, {"z": z[i::2], "y": y[i::2]}))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        warnings.simplefilter("ignore", sf.exceptions.UnseenRowsWarning)
         found = sf.cross_report(folds, erase="z", keep="y").distortion
     for i, part in enumerate(rows):
         eraser = sf.splince(folds[1 - i], erase="z", keep="y")

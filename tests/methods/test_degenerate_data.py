@@ -33,7 +33,7 @@ import splince_fast as sf
 
 # Conditions and units far beyond the digits of float32 are the subject.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:the eraser is sensitive:splince_fast.PrecisionWarning"
+    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
 )
 
 # --- rank-deficient covariances ------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_concept_that_lives_in_the_difference_of_two_nearly_equal_features(
         warnings.simplefilter("always")
         eraser = sf.leace(moments, erase="z")
     resolved = dtype is np.float64 and size == 1e-6
-    assert [w.category for w in caught] == ([] if resolved else [sf.PrecisionWarning])
+    assert [w.category for w in caught] == ([] if resolved else [sf.exceptions.PrecisionWarning])
     assert eraser.rank == 2
     assert report(eraser).variables[0].residual <= max(report(eraser).variables[0].bound, 1e-9)
     wide = x.astype(np.float64)
@@ -155,14 +155,14 @@ def test_two_rows_or_one_feature(n: int, d: int, dtype: Any) -> None:
         np.testing.assert_allclose(clean, np.tile(x.mean(axis=0), (n, 1)), atol=1e-6)
         assert d > 1 or abs(eraser.matrix()[0, 0]) <= 8 * EPS
     for method in ("splince", "sal that keeps"):
-        with pytest.raises(sf.InfeasibleError):
+        with pytest.raises(sf.exceptions.InfeasibleError):
             erase(method, moments)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_row_has_no_concept(method: str) -> None:
     moments = sf.Moments().update(np.ones((1, 4)), {"z": [1], "y": [0.5]})
-    with pytest.raises(sf.ConstantVariableError, match="'z'"):
+    with pytest.raises(sf.exceptions.ConstantVariableError, match="'z'"):
         erase(method, moments)
 
 
@@ -174,9 +174,9 @@ def test_more_classes_than_the_support_has_room_for(dtype: Any) -> None:
     z, y = np.arange(9) % 5, (np.arange(9) * 2) % 9 % 6
     moments = sf.Moments().update(x, {"z": z, "y": y})
     assert erase("leace", moments).rank == 4
-    with pytest.raises(sf.InfeasibleError, match=r"'y'.*'z'"):
+    with pytest.raises(sf.exceptions.InfeasibleError, match=r"'y'.*'z'"):
         erase("splince", moments)
-    with pytest.warns(sf.DroppedDirectionsWarning):
+    with pytest.warns(sf.exceptions.DroppedDirectionsWarning):
         eraser = erase("splince", moments, on_infeasible="drop")
     joint = np.column_stack([np.eye(5)[z], np.eye(6)[y]])
     shared = 4 + 5 - (np.linalg.matrix_rank(joint) - 1)
@@ -185,7 +185,7 @@ def test_more_classes_than_the_support_has_room_for(dtype: Any) -> None:
     assert_erased(eraser, x, {"z": z})
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scale", [0.0, 1e-12, 1.0, 1e12])
 def test_rows_without_a_trace_erase_nothing_and_say_so(method: str, scale: float) -> None:
@@ -197,7 +197,7 @@ def test_rows_without_a_trace_erase_nothing_and_say_so(method: str, scale: float
         x += [1.0, -3.0, 1e6, 0.0, 0.1, 1e-6]
     y = x[order, 0] if scale else np.arange(600) % 3
     moments = sf.Moments().update(x[order], {"z": z[order], "y": y})
-    with pytest.warns(sf.NothingErasedWarning, match="'z'"):
+    with pytest.warns(sf.exceptions.NothingErasedWarning, match="'z'"):
         eraser = erase(method, moments)
     assert eraser.rank == 0
     np.testing.assert_array_equal(eraser.matrix(), np.eye(6))
@@ -335,7 +335,7 @@ def test_constant_variables_are_refused_by_name(value: float, classes: bool) -> 
         lambda: sf.splince(moments, erase=["z", "c"], keep="y"),
         lambda: sf.sal(moments, erase="z", keep=["y", "c"]),
     ):
-        with pytest.raises(sf.ConstantVariableError, match="'c'"):
+        with pytest.raises(sf.exceptions.ConstantVariableError, match="'c'"):
             call()
 
 
@@ -344,7 +344,7 @@ def test_a_column_that_varies_by_rounding_of_its_size_is_constant() -> None:
     for step, constant in ((2.0**-33, True), (2.0**-24, False)):  # 64 eps 1e6 is 1.4e-8
         moments = sf.Moments().update(X, {"t": 1e6 + step * (np.arange(40) % 2)})
         if constant:
-            with pytest.raises(sf.ConstantVariableError):
+            with pytest.raises(sf.exceptions.ConstantVariableError):
                 sf.leace(moments, erase="t")
         else:
             assert sf.leace(moments, erase="t").rank == 1
@@ -377,7 +377,7 @@ def test_task_that_is_a_function_of_the_concept(
     data = draw_data(17, n=n, d=12, kz=4, kappa=kappa)
     y = FUNCTIONS_OF_Z[kind](data.z)
     moments = sf.Moments().update(data.x.astype(dtype), {"gender": data.z, "job": y})
-    with pytest.raises(sf.InfeasibleError) as caught:
+    with pytest.raises(sf.exceptions.InfeasibleError) as caught:
         sf.splince(moments, erase="gender", keep="job")
     text = str(caught.value)
     assert "'gender'" in text
@@ -388,7 +388,7 @@ def test_task_that_is_a_function_of_the_concept(
     assert amplification > 1e5
     for way_out in ("on_infeasible='drop'", "max_amplification=", "leace"):
         assert way_out in text
-    with pytest.warns(sf.DroppedDirectionsWarning, match="'job'"):
+    with pytest.warns(sf.exceptions.DroppedDirectionsWarning, match="'job'"):
         eraser = sf.splince(moments, erase="gender", keep="job", on_infeasible="drop")
     assert eraser.rank == 3
     assert report(eraser).variables[0].residual <= report(eraser).variables[0].bound
@@ -400,17 +400,17 @@ def test_many_rows_do_not_blur_what_is_infeasible() -> None:
     z = np.sort(rng.integers(0, 2, size=300_000))
     x = rng.normal(size=(len(z), 3)) + z[:, None] + np.linspace(0, 30, len(z))[:, None]
     moments = sf.Moments().update(x, {"z": z, "y": 0.3 * z + 0.1})
-    with pytest.raises(sf.InfeasibleError):
+    with pytest.raises(sf.exceptions.InfeasibleError):
         sf.splince(moments, erase="z", keep="y")
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 def test_nearly_the_same_variable_is_feasible_and_costly() -> None:
     rng = np.random.default_rng(19)
     x = rng.normal(size=(2000, 6))
     z = x[:, 0]
     moments = sf.Moments().update(x, {"z": z, "y": z + 1e-5 * x[:, 1]})
-    with pytest.warns(sf.PrecisionWarning, match="max_amplification"):
+    with pytest.warns(sf.exceptions.PrecisionWarning, match="max_amplification"):
         eraser = sf.splince(moments, erase="z", keep="y")
     assert report(eraser).amplification == pytest.approx(1e5, rel=0.2)
     assert all(v.residual <= v.bound for v in report(eraser).variables)
@@ -431,10 +431,10 @@ def test_features_whose_squares_underflow_are_refused(method: str, some: bool) -
         )
         return made
 
-    with pytest.raises(sf.InputError, match=r"\(0, 1.*underflow.*Multiply"):
+    with pytest.raises(sf.exceptions.InputError, match=r"\(0, 1.*underflow.*Multiply"):
         fit(units)
     frame = pd.DataFrame(X * units, columns=list("abcd"))
-    with pytest.raises(sf.InputError, match=r"\('a', 'b'.*underflow"):
+    with pytest.raises(sf.exceptions.InputError, match=r"\('a', 'b'.*underflow"):
         getattr(sf, method)(sf.Moments().update(frame, {"z": z, "y": y}), **options)
     assert fit(np.where(units < 1.0, units * 1e150, 1.0)).rank == 1
     constants = X * (units == 1.0) + 1e-170 if some else X
@@ -479,7 +479,7 @@ def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(
         moments = sf.Moments(kinds={"z": "classes"}).update(x, labels)
         try:
             eraser = sf.splince(moments, erase="z", keep="y", strength=strength)
-        except sf.InfeasibleError:
+        except sf.exceptions.InfeasibleError:
             infeasible += 1
             continue
         assert str(report(eraser))

@@ -36,7 +36,7 @@ def told(
             eraser = sf.leace(moments, erase=erase)
         else:
             eraser = sf.splince(moments, erase=erase, keep=keep)
-    texts = [str(w.message) for w in caught if w.category is sf.LabelFeatureWarning]
+    texts = [str(w.message) for w in caught if w.category is sf.exceptions.LabelFeatureWarning]
     assert set(texts) <= set(eraser.report.warnings)
     return texts
 
@@ -84,7 +84,7 @@ def test_indicators_of_the_classes_are_named_together(classes: int, options: Any
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             sf.leace(moments, erase="z")
-        texts = [str(w.message) for w in caught if w.category is sf.LabelFeatureWarning]
+        texts = [str(w.message) for w in caught if w.category is sf.exceptions.LabelFeatureWarning]
         determines = n_columns >= classes - 1  # control: fewer columns leave classes alike
         assert len(texts) == determines
         if determines:
@@ -119,14 +119,16 @@ def test_indicators_of_a_rare_class_are_no_evidence(rare: int) -> None:
 
 def test_snapshots_are_compared_too() -> None:
     kept = sf.Moments().update(np.column_stack([X, Z]), {"z": Z}).factored()
-    with pytest.warns(sf.LabelFeatureWarning, match=r"feature\(s\) 4 "):
+    with pytest.warns(sf.exceptions.LabelFeatureWarning, match=r"feature\(s\) 4 "):
         sf.leace(kept, erase="z")
 
 
 def test_estimators_warn_once() -> None:
     rows = np.column_stack([X, Z])
-    with pytest.warns(sf.LabelFeatureWarning, match=r"feature\(s\) 4 .*'concept'") as seen:
+    with pytest.warns(
+        sf.exceptions.LabelFeatureWarning, match=r"feature\(s\) 4 .*'concept'"
+    ) as seen:
         sf.SPLINCE().fit(rows, AGE, concept=Z)
     assert len(seen) == 1
-    with pytest.warns(sf.LabelFeatureWarning, match=r"feature\(s\) 4 .*'task'"):
+    with pytest.warns(sf.exceptions.LabelFeatureWarning, match=r"feature\(s\) 4 .*'task'"):
         sf.SPLINCE().fit(rows, Z, concept=AGE)

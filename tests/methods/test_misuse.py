@@ -25,11 +25,15 @@ def data() -> tuple[Any, Any, sf.Moments]:
 def test_arrays_in_place_of_moments_and_names(name: str, data: tuple[Any, Any, sf.Moments]) -> None:
     X, z, moments = data
     method, options = getattr(sf, name), {"keep": z} if name == "splince" else {}
-    with pytest.raises(sf.InputError, match=r"moments is an ndarray; .*sf\.erase\(X"):
+    with pytest.raises(sf.exceptions.InputError, match=r"moments is an ndarray; .*sf\.erase\(X"):
         method(X, erase=z, **options)
-    with pytest.raises(sf.InputError, match=r"erase is an ndarray of shape \(400,\); it must be"):
+    with pytest.raises(
+        sf.exceptions.InputError, match=r"erase is an ndarray of shape \(400,\); it must be"
+    ):
         method(moments, erase=z, **options)
-    with pytest.raises(sf.InputError, match=r"erase is \[.*\.\.\.\]; it must") as refused:
+    with pytest.raises(
+        sf.exceptions.InputError, match=r"erase is \[.*\.\.\.\]; it must"
+    ) as refused:
         method(moments, erase=z.tolist(), **options)
     assert len(str(refused.value)) < 300
 
@@ -37,7 +41,9 @@ def test_arrays_in_place_of_moments_and_names(name: str, data: tuple[Any, Any, s
 def test_directions_that_are_not_finite(data: tuple[Any, Any, sf.Moments]) -> None:
     directions = np.ones((6, 3))
     directions[2, 1] = np.nan
-    with pytest.raises(sf.NonFiniteError, match=r"1 of 3 directions \(column 1\); pass finite"):
+    with pytest.raises(
+        sf.exceptions.NonFiniteError, match=r"1 of 3 directions \(column 1\); pass finite"
+    ):
         sf.splince(data[2], erase="z", keep=directions)
 
 
@@ -45,11 +51,11 @@ def test_directions_that_are_not_finite(data: tuple[Any, Any, sf.Moments]) -> No
 def test_an_eraser_of_all_dimensions_warns(name: str, data: tuple[Any, Any, sf.Moments]) -> None:
     X, method = data[0], getattr(sf, name)
     ids = np.arange(400).astype(str)
-    with pytest.warns(sf.ManyClassesWarning, match="removes all 6 dimensions"):
+    with pytest.warns(sf.exceptions.ManyClassesWarning, match="removes all 6 dimensions"):
         eraser = method(sf.Moments().update(X, {"z": ids}), erase="z")
     assert np.ptp(eraser(X), axis=0).max() < 1e-9
     with warnings.catch_warnings():
-        warnings.simplefilter("error", sf.ManyClassesWarning)
+        warnings.simplefilter("error", sf.exceptions.ManyClassesWarning)
         method(data[2], erase="z")
         method(sf.Moments(kinds={"z": "classes"}).update(X, {"z": ids}), erase="z")
 
@@ -57,20 +63,22 @@ def test_an_eraser_of_all_dimensions_warns(name: str, data: tuple[Any, Any, sf.M
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.ManyClassesWarning")
 def test_two_rows_are_few(data: tuple[Any, Any, sf.Moments]) -> None:
     moments = sf.Moments().update(data[0][:2], {"z": ["a", "b"]})
-    with pytest.warns(sf.UnseenRowsWarning, match="only 2 rows per dimension"):
+    with pytest.warns(sf.exceptions.UnseenRowsWarning, match="only 2 rows per dimension"):
         sf.leace(moments, erase="z")
 
 
 @pytest.mark.parametrize("name", ["leace", "sal"])
 def test_constant_rows_are_named(name: str, data: tuple[Any, Any, sf.Moments]) -> None:
     moments = sf.Moments().update(np.full((400, 6), 0.1), {"z": data[1]})
-    with pytest.warns(sf.NothingErasedWarning, match="all features of x are constant"):
+    with pytest.warns(sf.exceptions.NothingErasedWarning, match="all features of x are constant"):
         getattr(sf, name)(moments, erase="z")
 
 
 def test_one_variable_to_erase_and_to_keep(data: tuple[Any, Any, sf.Moments]) -> None:
     for method in (sf.splince, sf.oracle):
-        with pytest.raises(sf.InfeasibleError, match=r"^'z' is to be erased and to be kept"):
+        with pytest.raises(
+            sf.exceptions.InfeasibleError, match=r"^'z' is to be erased and to be kept"
+        ):
             method(data[2], erase="z", keep=["y", "z"])
 
 
@@ -94,9 +102,9 @@ def test_rows_that_are_no_array(data: tuple[Any, Any, sf.Moments]) -> None:
         ([[1, 2], [3]], r"[^.]\. Rows of unequal length"),
     ):
         for call in (eraser, sf.Moments().update):
-            with pytest.raises(sf.InputError, match=text):
+            with pytest.raises(sf.exceptions.InputError, match=text):
                 call(value)
-    with pytest.raises(sf.InputError, match=r"3 columns.* as in the rows of the fit"):
+    with pytest.raises(sf.exceptions.InputError, match=r"3 columns.* as in the rows of the fit"):
         eraser(X[:, :3])
 
 
@@ -108,27 +116,33 @@ def test_the_cause_of_a_missing_certificate(data: tuple[Any, Any, sf.Moments]) -
         (sf.leace(moments, erase="z", rank_tol=0.5), "rank_tol="),
     ):
         report: Any = eraser.report
-        with pytest.raises(sf.InputError, match=f"no certificate of this eraser: .*{text}"):
+        with pytest.raises(
+            sf.exceptions.InputError, match=f"no certificate of this eraser: .*{text}"
+        ):
             report.certificate()
 
 
 def test_a_class_that_occurs_only_after_erasing(data: tuple[Any, Any, sf.Moments]) -> None:
     X, z, moments = data
     after = sf.Moments().update(X, {"z": z.astype(str)})
-    with pytest.raises(sf.InputError, match=r"class '0' \(str\) of 'z' occurs only after"):
+    with pytest.raises(
+        sf.exceptions.InputError, match=r"class '0' \(str\) of 'z' occurs only after"
+    ):
         sf.repair(after, before=moments, keep="z")
 
 
 def test_rows_as_refine_argument(data: tuple[Any, Any, sf.Moments]) -> None:
-    with pytest.raises(sf.InputError, match=r"^refine is an ndarray"):
+    with pytest.raises(sf.exceptions.InputError, match=r"^refine is an ndarray"):
         sf.leace(data[2], erase="z", refine=data[0])
 
 
 def test_names_and_kinds_of_variables(data: tuple[Any, Any, sf.Moments]) -> None:
     X, z, _ = data
     moments = sf.Moments(by="q")
-    with pytest.raises(sf.LabelError, match="by is 'q', which is not among the variables 'z'"):
+    with pytest.raises(
+        sf.exceptions.LabelError, match="by is 'q', which is not among the variables 'z'"
+    ):
         moments.update(X, {"z": z})
     assert moments.n_rows == 0
-    with pytest.raises(sf.InputError, match="kinds has 'class' for 'z'"):
+    with pytest.raises(sf.exceptions.InputError, match="kinds has 'class' for 'z'"):
         sf.Moments(kinds={"z": "class"})

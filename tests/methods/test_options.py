@@ -41,8 +41,8 @@ def test_max_amplification_gives_up_what_lies_above_it_and_no_more(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         eraser = erase("splince", moments, names["z"], names["y"], max_amplification=cap)
-    kinds = [w.category for w in caught if w.category is not sf.LabelFeatureWarning]
-    assert kinds == ([sf.DroppedDirectionsWarning] if lost else [])
+    kinds = [w.category for w in caught if w.category is not sf.exceptions.LabelFeatureWarning]
+    assert kinds == ([sf.exceptions.DroppedDirectionsWarning] if lost else [])
     figures = report(eraser)
     assert figures.dropped == len(lost)
     assert figures.amplification <= cap
@@ -68,9 +68,9 @@ def test_what_clashes_is_given_up_and_the_rest_is_kept(method: str) -> None:
     data = draw_data(21, ky=1)
     labels = {"z": data.z, "same": np.where(data.z == 1, "a", "b"), "y": data.y}
     moments = sf.Moments().update(data.x, labels)
-    with pytest.raises(sf.InfeasibleError):
+    with pytest.raises(sf.exceptions.InfeasibleError):
         erase(method, moments, y=["same", "y"])
-    with pytest.warns(sf.DroppedDirectionsWarning):
+    with pytest.warns(sf.exceptions.DroppedDirectionsWarning):
         eraser = erase(method, moments, y=["same", "y"], on_infeasible="drop")
     erased, given_up, kept = report(eraser).variables
     assert erased.residual <= erased.bound
@@ -81,7 +81,7 @@ def test_what_clashes_is_given_up_and_the_rest_is_kept(method: str) -> None:
     assert alone.residual <= alone.bound
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 def test_tolerance_for_ranks_leaves_weak_directions_alone() -> None:
     rng = np.random.default_rng(22)
     x = np.linalg.qr(rng.normal(size=(500, 5)))[0]
@@ -134,7 +134,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
 def test_parameters_out_of_range(name: str) -> None:
     moments = draw_data(0).moments()
     for value in OUT_OF_RANGE[name]:
-        with pytest.raises(sf.InputError, match=name):
+        with pytest.raises(sf.exceptions.InputError, match=name):
             sf.splince(moments, erase="z", keep="y", **{name: value})
 
 
@@ -151,7 +151,7 @@ def test_numbers_of_numpy_pass_and_booleans_do_not() -> None:
         lambda: sf.sal(moments, erase="z", max_amplification=True),
         lambda: eraser.scaled(True),
     ):
-        with pytest.raises(sf.InputError, match="is True"):
+        with pytest.raises(sf.exceptions.InputError, match="is True"):
             call()
 
 
@@ -160,11 +160,13 @@ def test_paths_and_folds_of_other_types_are_refused(wrong: Any) -> None:
     X, z = np.random.default_rng(0).normal(size=(300, 3)), np.arange(300) % 2
     moments = sf.Moments().update(X, {"z": z})
     for call in (sf.load_eraser, sf.Moments.load, sf.Projection.load, moments.save):
-        with pytest.raises(sf.InputError, match=r"the path is .*; pass the name of a file"):
+        with pytest.raises(
+            sf.exceptions.InputError, match=r"the path is .*; pass the name of a file"
+        ):
             call(wrong)
     if wrong is not None:
-        with pytest.raises(sf.InputError, match="the path is"):
+        with pytest.raises(sf.exceptions.InputError, match="the path is"):
             sf.Moments.from_blocks([(X, {"z": z})], checkpoint=wrong)
     if not isinstance(wrong, list):
-        with pytest.raises(sf.InputError, match="two or more"):
+        with pytest.raises(sf.exceptions.InputError, match="two or more"):
             sf.cross_report(wrong, erase="z")

@@ -115,7 +115,7 @@ CONSTRAINED: dict[str, tuple[tuple[Float, dict[str, Any]], dict[str, Any], Any, 
 }
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 @pytest.mark.parametrize("case", CONSTRAINED)
 def test_constraints_hold_for_rows_and_labels_of_any_kind(case: str) -> None:
     (X, labels), parameters, erase, keep = CONSTRAINED[case]
@@ -222,7 +222,7 @@ def test_feasibility_is_decided_by_the_kernels(family: str) -> None:
             assert np.abs(cov(clean, z)).max() < 1e-9
             np.testing.assert_allclose(cov(clean, y), cov(X.astype(float), y), atol=1e-8)
         else:
-            with pytest.raises(sf.InfeasibleError, match="oracle cannot restore"):
+            with pytest.raises(sf.exceptions.InfeasibleError, match="oracle cannot restore"):
                 sf.oracle(moments, erase="z", keep="y")
 
 
@@ -240,7 +240,7 @@ def test_rows_without_a_label_are_refused_without_a_fallback() -> None:
     z = np.where(np.arange(len(X)) % 5 > 0, labels["z"], None)
     assert eraser.fallback is None
     with pytest.raises(
-        sf.LabelError, match=r"120 row\(s\) have no label of 'z', the first is row 0"
+        sf.exceptions.LabelError, match=r"120 row\(s\) have no label of 'z', the first is row 0"
     ):
         eraser(X, {"z": z})
 
@@ -250,7 +250,7 @@ def test_other_suffixes_are_refused_before_a_file_is_written(name: str, tmp_path
     eraser, _, _ = fitted()
     for one in (eraser, eraser.fallback):
         assert one is not None
-        with pytest.raises(sf.InputError, match=r"\.safetensors.*ONNX"):
+        with pytest.raises(sf.exceptions.InputError, match=r"\.safetensors.*ONNX"):
             one.save(tmp_path / name)
         assert not list(tmp_path.iterdir())
         for good in ("a", "a.safetensors"):  # control
@@ -269,7 +269,7 @@ def test_files_without_one_shift_of_each_variable_are_refused(shifts: str, tmp_p
     for name in ("mean", "matrix"):
         tensors[f"shift.1.{name}"] = tensors[f"shift.0.{name}"]
     files.write(tmp_path / "e", "conditional", 1, tensors, metadata)
-    with pytest.raises(sf.FileFormatError, match="shifts are of the variables"):
+    with pytest.raises(sf.exceptions.FileFormatError, match="shifts are of the variables"):
         sf.load_eraser(tmp_path / "e")
 
 
@@ -295,7 +295,7 @@ def test_labels_in_frames_of_any_library(module: str) -> None:
     np.testing.assert_array_equal(eraser(X, held), eraser(X, labels))
     stacked = eraser(X.reshape(6, 100, -1), held)
     np.testing.assert_array_equal(stacked.reshape(X.shape), eraser(X, labels))
-    with pytest.raises(sf.InputError, match=r"hold no 'z', .*; they hold 'other'$"):
+    with pytest.raises(sf.exceptions.InputError, match=r"hold no 'z', .*; they hold 'other'$"):
         eraser(X, frame({"other": list(labels["y"])}))
 
 
@@ -304,7 +304,7 @@ def test_moments_that_know_too_little() -> None:
     plain = sf.Moments().update(X, labels)
     assert sf.oracle(plain, erase="z").report.distortion > 0  # one variable needs no pairs
     apart = sf.Moments().update(X, {"z": labels["z"]}).update(X, {"y": labels["y"]})
-    with pytest.raises(sf.InputError, match="weight 600 carry a label of 'z', of 1200"):
+    with pytest.raises(sf.exceptions.InputError, match="weight 600 carry a label of 'z', of 1200"):
         sf.oracle(apart, erase="z", keep="y")
     both = sf.Moments(block_rows=50).update(X, labels)
     tensors, metadata = to_record(both)
@@ -312,15 +312,15 @@ def test_moments_that_know_too_little() -> None:
         {key: t for key, t in tensors.items() if not key.startswith("pairs.")},
         {key: value for key, value in metadata.items() if key != "pairs"},
     )
-    with pytest.raises(sf.InputError, match="of an older version"):
+    with pytest.raises(sf.exceptions.InputError, match="of an older version"):
         sf.oracle(old, erase="z", keep="y")
     z = labels["z"].astype(object)
     z[:7] = None
-    with pytest.raises(sf.InputError, match="weight 593 carry a label of 'z', of 600"):
+    with pytest.raises(sf.exceptions.InputError, match="weight 593 carry a label of 'z', of 600"):
         sf.oracle(sf.Moments().update(X, {"z": z}), erase="z")
-    with pytest.raises(sf.InputError, match="missing is"):
+    with pytest.raises(sf.exceptions.InputError, match="missing is"):
         sf.oracle(plain, erase="z", missing="mean")
-    with pytest.raises(sf.InputError, match="one by one"):
+    with pytest.raises(sf.exceptions.InputError, match="one by one"):
         sf.oracle(sf.Moments(joint=[("z", "y")]).update(X, labels), erase=[("z", "y")])
 
 
@@ -393,11 +393,11 @@ def test_missing_labels_guard_if_they_are_missing_given_the_concept() -> None:
 def test_one_span_is_feasible_with_labels_and_names_the_way_out() -> None:
     X, labels = same_span()
     moments = sf.Moments(by="z").update(X, labels)
-    with pytest.raises(sf.InfeasibleError, match="missing='raise'"):
+    with pytest.raises(sf.exceptions.InfeasibleError, match="missing='raise'"):
         sf.oracle(moments, erase="z", keep="y")
     clean = sf.oracle(moments, erase="z", keep="y", missing="raise")(X, labels)
     np.testing.assert_allclose(cov(clean, labels["y"]), cov(X, labels["y"]), atol=1e-12)
-    with pytest.raises(sf.InfeasibleError, match=r"combination .*1 - rho_o = "):
+    with pytest.raises(sf.exceptions.InfeasibleError, match=r"combination .*1 - rho_o = "):
         sf.oracle(
             sf.Moments(by="z").update(X, {"z": labels["z"], "y": labels["z"]}),
             erase="z", keep="y", missing="raise",
@@ -411,7 +411,7 @@ def test_features_that_nearly_hold_the_labels_are_warned_of() -> None:
         rows = np.column_stack([X, feature])
         moments = sf.Moments(by="z").update(rows, labels)
         if warns:
-            with pytest.warns(sf.PrecisionWarning, match=r"1 / \(1 - c\^2\) is"):
+            with pytest.warns(sf.exceptions.PrecisionWarning, match=r"1 / \(1 - c\^2\) is"):
                 eraser = sf.oracle(moments, erase="z", keep="y", missing="raise")
         else:  # a copy is no direction at fixed labels
             eraser = sf.oracle(moments, erase="z", keep="y", missing="raise")

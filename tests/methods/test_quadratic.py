@@ -429,7 +429,7 @@ def test_wrong_maps_are_refused(fitted):
 def test_report_in_words(fitted):
     report = fitted[0].report
     assert "label of every row" in report.explain()
-    assert "needs the label of each row" in str(report)
+    assert "needs the label of every row" in str(report)
     assert sf.Report.from_dict(report.to_dict()) == report
 
 

@@ -212,7 +212,9 @@ def test_what_cannot_be_refined_is_refused_before_a_row_is_read() -> None:
             sf.leace(known, **{"erase": "z", "refine": unread(), **options})
 
 
-@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
+)
 def test_sentence_embeddings(real_data: Callable[[str], Path]) -> None:
     """MiniLM: with variances alone rows change a tenth more than the least; passes end that."""
     where = real_data("bug_profession_gender")

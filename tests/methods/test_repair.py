@@ -245,7 +245,9 @@ def test_an_erased_feature_that_is_rounding_is_not_read(dtype: Any) -> None:
     if dtype is np.float64 and noise * 500 > 0:
         t[:, 0] = noise * rng.normal(size=500)
         snapshot = sf.Moments().update(t, {"y": y}).factored()
-        with pytest.raises(sf.InputError, match=r"factor uses feature\(s\) 0,.*pass the moments"):
+        with pytest.raises(
+            sf.exceptions.InputError, match=r"factor uses feature\(s\) 0,.*pass the moments"
+        ):
             sf.repair(snapshot, before=before, keep="y")
 
 
@@ -302,7 +304,7 @@ def test_feasibility_is_decided_as_exact_arithmetic_does() -> None:
         try:
             sf.repair(after, before=before, keep="y")
             found = True
-        except sf.InfeasibleError:
+        except sf.exceptions.InfeasibleError:
             found = False
         assert found == feasible, (x, t, y)
         decided[feasible] += 1
@@ -316,12 +318,14 @@ def test_the_error_names_the_combination_that_is_lost() -> None:
     design = np.column_stack([np.ones(300), x[:, 0]])
     t = x - design @ np.linalg.lstsq(design, x, rcond=None)[0]  # the sum of the columns is gone
     before, after = (sf.Moments().update(v, {"y": y}) for v in (x, t))
-    with pytest.raises(sf.InfeasibleError, match=r"combination 1 y\[(0|1)\] \+ 1 y\[(0|1)\] "):
+    with pytest.raises(
+        sf.exceptions.InfeasibleError, match=r"combination 1 y\[(0|1)\] \+ 1 y\[(0|1)\] "
+    ):
         sf.repair(after, before=before, keep="y")
     z = np.array(["p", "q", "r"])[np.argmax(x[:, :3], axis=1)]
     before = sf.Moments().update(x, {"z": z})
     erased = sf.leace(before, erase="z")(x)
-    with pytest.raises(sf.InfeasibleError, match=r"\[z = ") as caught:
+    with pytest.raises(sf.exceptions.InfeasibleError, match=r"\[z = ") as caught:
         sf.repair(sf.Moments().update(erased, {"z": z}), before=before, keep="z")
     assert caught.value.cosine == 1.0
 
@@ -340,28 +344,28 @@ def test_moments_that_do_not_belong_together_are_refused() -> None:
             sf.repair(after, **{"before": before, "keep": "y"} | options)
 
     half = moments_of(t[:150], Data(data.x[:150], data.z[:150], data.y[:150]))
-    refused(sf.InputError, "150 erased rows .* and 400 rows .* differ by 250", half)
+    refused(sf.exceptions.InputError, "150 erased rows .* and 400 rows .* differ by 250", half)
     rows = moments_of(t, Data(data.x, data.z, data.y + 1e-3 * data.y**2))
-    refused(sf.InputError, "another mean, standard deviation or weight", rows)
+    refused(sf.exceptions.InputError, "another mean, standard deviation or weight", rows)
     mixed = moments_of(t, Data(data.x, np.roll(data.z, 1) * (data.z > 0), data.y))
-    refused(sf.InputError, "rows with a label of 'z'", mixed, keep="z")
+    refused(sf.exceptions.InputError, "rows with a label of 'z'", mixed, keep="z")
     classes = sf.Moments().update(t, {"y": data.z})
-    refused(sf.IncompatibleMomentsError, "classes on one side", classes)
+    refused(sf.exceptions.IncompatibleMomentsError, "classes on one side", classes)
     columns = sf.Moments().update(t, {"y": np.column_stack([data.y, data.y**2])})
-    refused(sf.IncompatibleMomentsError, "columns", columns)
-    refused(sf.InputError, "4 features and those before", moments_of(t[:, :4], data))
-    refused(sf.UnknownVariableError, "profession", keep="profession")
-    refused(sf.UnknownVariableError, "y", sf.Moments().update(t, {"z": data.z}))
+    refused(sf.exceptions.IncompatibleMomentsError, "columns", columns)
+    refused(sf.exceptions.InputError, "4 features and those before", moments_of(t[:, :4], data))
+    refused(sf.exceptions.UnknownVariableError, "profession", keep="profession")
+    refused(sf.exceptions.UnknownVariableError, "y", sf.Moments().update(t, {"z": data.z}))
     constant = sf.Moments().update(t, {"y": np.ones(400)})
-    refused(sf.ConstantVariableError, "single value", constant, before=constant)
-    refused(sf.InputError, "keep is an ndarray", keep=np.eye(5)[:, :1])
-    refused(sf.InputError, "keep is None;", keep=None)
-    refused(sf.InputError, "pass sf.Moments", [after])
-    refused(sf.NotEnoughDataError, "empty", sf.Moments())
+    refused(sf.exceptions.ConstantVariableError, "single value", constant, before=constant)
+    refused(sf.exceptions.InputError, "keep is an ndarray", keep=np.eye(5)[:, :1])
+    refused(sf.exceptions.InputError, "keep is None;", keep=None)
+    refused(sf.exceptions.InputError, "pass sf.Moments", [after])
+    refused(sf.exceptions.NotEnoughDataError, "empty", sf.Moments())
     for strength in (-0.1, 1.1, float("nan"), "1", None, True):
-        refused(sf.InputError, "strength", strength=strength)
+        refused(sf.exceptions.InputError, "strength", strength=strength)
     variances = moments_of(t, data, covariance_type="diag")
-    refused(sf.InputError, "covariance_type='diag' do not keep", variances)
+    refused(sf.exceptions.InputError, "covariance_type='diag' do not keep", variances)
     # They know Cov(x, y).
     plain = sf.repair(after, before=before, keep="y").matrix()
     other = sf.repair(
@@ -442,7 +446,7 @@ def test_little_that_is_left_warns() -> None:
     t = x - design @ np.linalg.lstsq(design, x, rcond=None)[0]
     t[:, 1] += 1e-5 * x[:, 0]
     before, after = (sf.Moments().update(v, {"y": y}) for v in (x, t))
-    with pytest.warns(sf.PrecisionWarning, match="enlarges deviations"):
+    with pytest.warns(sf.exceptions.PrecisionWarning, match="enlarges deviations"):
         repaired = sf.repair(after, before=before, keep="y")
     assert report(repaired).amplification > 1e4
 
@@ -506,8 +510,8 @@ def hidden(kind: str) -> tuple[sf.Moments, dict[str, Any]]:
     return sf.Moments(**how).update(x, {"z": z, "y": y}), options
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
-@pytest.mark.filterwarnings("ignore::splince_fast.PrecisionWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.PrecisionWarning")
 @pytest.mark.parametrize("kind", ["admitted", "constant", "shrunk", "sample", "diag"])
 def test_strength_of_hidden_problems(kind: str) -> None:
     moments, options = hidden(kind)

@@ -25,7 +25,7 @@ import splince_fast as sf
 @pytest.mark.parametrize("selection", [[], (), None, 3, {"z"}, ["z", 3], np.array([1.0])])
 def test_selections_that_name_nothing(selection: Any) -> None:
     moments = draw_data(0).moments()
-    with pytest.raises((sf.InputError, sf.UnknownVariableError)):
+    with pytest.raises((sf.exceptions.InputError, sf.exceptions.UnknownVariableError)):
         sf.leace(moments, erase=selection)
 
 
@@ -36,23 +36,23 @@ def test_unknown_names_list_the_known_ones() -> None:
         lambda: sf.splince(moments, erase="z", keep=["y", "gender"]),
         lambda: sf.mean_projection(moments, erase="gender"),
     ):
-        with pytest.raises(sf.UnknownVariableError, match=r"'gender'.*'z'.*'y'"):
+        with pytest.raises(sf.exceptions.UnknownVariableError, match=r"'gender'.*'z'.*'y'"):
             call()
-    with pytest.raises(sf.UnknownVariableError, match="joint="):
+    with pytest.raises(sf.exceptions.UnknownVariableError, match="joint="):
         sf.leace(moments, erase=("z", "y"))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_empty_moments(method: str) -> None:
-    with pytest.raises((sf.NotEnoughDataError, sf.UnknownVariableError)):
+    with pytest.raises((sf.exceptions.NotEnoughDataError, sf.exceptions.UnknownVariableError)):
         erase(method, sf.Moments())
-    with pytest.raises(sf.InputError, match="Moments"):
+    with pytest.raises(sf.exceptions.InputError, match="Moments"):
         erase("leace", np.zeros((3, 3)))  # type: ignore[arg-type]
 
 
 def test_continuous_variables_have_no_class_means() -> None:
     moments = draw_data(0).moments()
-    with pytest.raises(sf.LabelError, match=r"'y'.*sal"):
+    with pytest.raises(sf.exceptions.LabelError, match=r"'y'.*sal"):
         sf.mean_projection(moments, erase="y")
 
 
@@ -192,18 +192,18 @@ def test_forms_of_directions(form: Any) -> None:
 @pytest.mark.parametrize(
     ("directions", "error"),
     [
-        ({"y": 1}, sf.InputError),
-        ([["a"]] * 8, sf.InputError),
-        ([[1.0, 2.0], [3.0]], sf.InputError),
-        (3.0, sf.InputError),
-        (["y", np.ones(8)], sf.InputError),
-        (None, sf.InputError),
-        (np.zeros((8, 1)), sf.ConstantVariableError),
-        (np.ones((7, 2)), sf.InputError),
-        (np.ones((8, 2, 2)), sf.InputError),
-        (np.full((8, 1), np.nan), sf.NonFiniteError),
-        (np.ones((8, 1)) * 1j, sf.InputError),
-        (np.ones((8, 0)), sf.InputError),
+        ({"y": 1}, sf.exceptions.InputError),
+        ([["a"]] * 8, sf.exceptions.InputError),
+        ([[1.0, 2.0], [3.0]], sf.exceptions.InputError),
+        (3.0, sf.exceptions.InputError),
+        (["y", np.ones(8)], sf.exceptions.InputError),
+        (None, sf.exceptions.InputError),
+        (np.zeros((8, 1)), sf.exceptions.ConstantVariableError),
+        (np.ones((7, 2)), sf.exceptions.InputError),
+        (np.ones((8, 2, 2)), sf.exceptions.InputError),
+        (np.full((8, 1), np.nan), sf.exceptions.NonFiniteError),
+        (np.ones((8, 1)) * 1j, sf.exceptions.InputError),
+        (np.ones((8, 0)), sf.exceptions.InputError),
     ],
 )
 def test_directions_that_are_none(directions: Any, error: type[Exception]) -> None:
@@ -229,7 +229,7 @@ def test_directions_to_be_kept_count_down_to_rounding(gap: float, rank: int) -> 
     moments = sf.Moments().update(rng.normal(size=(500, 6)) + z[:, None], {"z": z})
     u, v = np.linalg.qr(rng.normal(size=(6, 2)))[0].T
     with warnings.catch_warnings():  # of the bound, which knows what they are worth
-        warnings.simplefilter("ignore", sf.PrecisionWarning)
+        warnings.simplefilter("ignore", sf.exceptions.PrecisionWarning)
         eraser = sf.splince(moments, erase="z", keep=np.stack([u, u + gap * v], axis=1))
     assert eraser.report is not None
     assert eraser.report.variables[1].rank == rank

@@ -383,7 +383,7 @@ def test_chance_is_not_moved_by_what_varies_at_the_rounding_level() -> None:
 # --- what it refuses, and how it looks -----------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.WholeNumbersWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.WholeNumbersWarning")
 def test_errors_are_typed_and_say_what_to_do() -> None:
     X, z = example()
     labels = {
@@ -392,21 +392,21 @@ def test_errors_are_typed_and_say_what_to_do() -> None:
         "level": np.full(200, 0.1),
     }
     moments = sf.Moments().update(X, labels)
-    with pytest.raises(sf.InputError, match="update"):
+    with pytest.raises(sf.exceptions.InputError, match="update"):
         concept_strength(X, "z")  # type: ignore[arg-type]
-    with pytest.raises(sf.UnknownVariableError, match="'w'"):
+    with pytest.raises(sf.exceptions.UnknownVariableError, match="'w'"):
         concept_strength(moments, "w")
-    with pytest.raises(sf.UnknownVariableError):
+    with pytest.raises(sf.exceptions.UnknownVariableError):
         concept_strength(moments, ["z"])  # type: ignore[arg-type]
     for name in ("flat", "level"):
-        with pytest.raises(sf.ConstantVariableError, match="single value"):
+        with pytest.raises(sf.exceptions.ConstantVariableError, match="single value"):
             concept_strength(moments, name)
     part = sf.Moments().update(X, {"z": z, "w": z.astype(float)})
     emptied = (sf.Moments().update(X) + part) - part
     for name in ("z", "w"):
-        with pytest.raises(sf.ConstantVariableError, match="no label"):
+        with pytest.raises(sf.exceptions.ConstantVariableError, match="no label"):
             concept_strength(emptied, name)
-    with pytest.raises(sf.NotEnoughDataError):
+    with pytest.raises(sf.exceptions.NotEnoughDataError):
         concept_strength(sf.Moments(), "z")
 
 

@@ -191,22 +191,22 @@ def test_late_classes_and_late_labels() -> None:
 def test_refusals_change_nothing() -> None:
     X, labels = data(100)
     moments = sf.Moments(by="z").update(X, labels)
-    with pytest.raises(sf.InputError, match="5 columns"):  # before the parts are added
+    with pytest.raises(sf.exceptions.InputError, match="5 columns"):  # before the parts are added
         moments.update(X[:, :5], labels)
     before = moments.covariance().tobytes()
     many = np.arange(100) % (MOST_CLASSES + 1)
     for y, error, text in (
-        ({"z": X[:, 0]}, sf.LabelError, "continuous"),
-        ({"z": np.arange(100) % 3}, sf.LabelError, "one type"),
-        ({"z": many.astype(str)}, sf.InputError, f"more than {MOST_CLASSES} classes"),
+        ({"z": X[:, 0]}, sf.exceptions.LabelError, "continuous"),
+        ({"z": np.arange(100) % 3}, sf.exceptions.LabelError, "one type"),
+        ({"z": many.astype(str)}, sf.exceptions.InputError, f"more than {MOST_CLASSES} classes"),
     ):
         with pytest.raises(error, match=text):
             moments.update(X, y)
-    with pytest.raises(sf.NonFiniteError):
+    with pytest.raises(sf.exceptions.NonFiniteError):
         moments.update(np.full((2, 6), np.nan), {"z": ["a", "b"]})
-    with pytest.raises(sf.IncompatibleMomentsError, match="by='z'"):
+    with pytest.raises(sf.exceptions.IncompatibleMomentsError, match="by='z'"):
         moments + sf.Moments().update(X, labels)
-    with pytest.raises(sf.IncompatibleMomentsError, match="were added"):
+    with pytest.raises(sf.exceptions.IncompatibleMomentsError, match="were added"):
         moments - sf.Moments(by="z").update(X[:3], {"z": ["q"] * 3})
     assert moments.covariance().tobytes() == before
 
@@ -220,12 +220,12 @@ def test_refusals_change_nothing() -> None:
     ],
 )
 def test_parameters_that_exclude_each_other(parameters: dict[str, Any], text: str) -> None:
-    with pytest.raises(sf.InputError, match=text):
+    with pytest.raises(sf.exceptions.InputError, match=text):
         sf.Moments(**parameters)
 
 
 def test_moments_without_classes_say_how_to_make_them() -> None:
-    with pytest.raises(sf.InputError, match=r"Moments\(by=NAME\)"):
+    with pytest.raises(sf.exceptions.InputError, match=r"Moments\(by=NAME\)"):
         _ = sf.Moments().update(*data(50)).by_class
 
 

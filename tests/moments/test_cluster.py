@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from splince_fast import InputError, Moments, sources
+from splince_fast import Moments, sources
+from splince_fast.exceptions import InputError
 from splince_fast.moments import cluster
 from splince_fast.sources.base import Block, PieceSource
 
@@ -308,7 +309,7 @@ def test_bad_rows_are_refused_by_number_and_type(client: Any, table: Any, tmp_pa
     spoilt = table[0].copy()
     spoilt[3000, 1] = np.nan
     np.save(tmp_path / "bad.npy", spoilt)
-    with pytest.raises(sf.NonFiniteError):
+    with pytest.raises(sf.exceptions.NonFiniteError):
         Moments.from_blocks(sources.from_npy(tmp_path / "bad.npy", block_rows=150), client=client)
 
 

@@ -44,7 +44,7 @@ def test_negative_zero_is_zero() -> None:
     np.testing.assert_array_equal(a.covariance(), b.covariance())
     np.testing.assert_array_equal(sf.leace(a, erase="z").matrix(), sf.leace(b, erase="z").matrix())
     scores = Moments().update(X, {"s": np.where(z, 0.0, -0.0)})
-    with pytest.raises(sf.ConstantVariableError):
+    with pytest.raises(sf.exceptions.ConstantVariableError):
         sf.leace(scores, erase="s")
     assert Moments(kinds={"s": "classes"}).update(X, {"s": np.where(z, 0.0, -0.0)}).classes(
         "s"

@@ -56,7 +56,9 @@ def moments(rows: Any = FRAME, **parameters: Any) -> sf.Moments:
 def test_another_order_is_refused_before_anything_changes(name: str, frame: Any) -> None:
     state = STATES[name]().update(FRAME, LABELS)
     before = pickle.dumps(state) if name != "folds" else pickle.dumps(list(state))
-    with pytest.raises(sf.InputError, match=r"another order.*column 0 is 'd', and was 'a'"):
+    with pytest.raises(
+        sf.exceptions.InputError, match=r"another order.*column 0 is 'd', and was 'a'"
+    ):
         state.update(frame, LABELS)
     assert pickle.dumps(state if name != "folds" else list(state)) == before
     assert state.update(FRAME, LABELS).feature_names == NAMES
@@ -65,7 +67,7 @@ def test_another_order_is_refused_before_anything_changes(name: str, frame: Any)
 
 def test_other_columns_are_named() -> None:
     other = FRAME.rename(columns={"b": "e"})
-    with pytest.raises(sf.InputError, match=r"'e' new; 'b' missing.*to_numpy\(\)"):
+    with pytest.raises(sf.exceptions.InputError, match=r"'e' new; 'b' missing.*to_numpy\(\)"):
         moments().update(other, LABELS)
 
 
@@ -79,10 +81,10 @@ def test_numbered_columns_and_columns_of_vectors_have_no_names(frame: Any) -> No
 def test_merging_compares_names() -> None:
     whole, other = moments(), moments(REVERSED)
     for combine in (lambda: whole + other, lambda: whole - other, lambda: other.__iadd__(whole)):
-        with pytest.raises(sf.IncompatibleMomentsError, match="another order"):
+        with pytest.raises(sf.exceptions.IncompatibleMomentsError, match="another order"):
             combine()
     wide = pd.DataFrame(np.hstack([X, X[:, :1]]), columns=[*NAMES, "a"])
-    with pytest.raises(sf.IncompatibleMomentsError, match="5 features"):
+    with pytest.raises(sf.exceptions.IncompatibleMomentsError, match="5 features"):
         whole + moments(wide)
     arrays = moments(X)
     assert (arrays + whole).feature_names == (whole + arrays).feature_names == NAMES
@@ -107,7 +109,7 @@ def test_files_and_pickles_keep_names(name: str, tmp_path: Path) -> None:
 def test_names_of_a_file_must_fit_its_width() -> None:
     state = moments().__getstate__()
     state["metadata"]["feature_names"] = ["a", "b"]
-    with pytest.raises(sf.FileFormatError, match="2 names of 4 features"):
+    with pytest.raises(sf.exceptions.FileFormatError, match="2 names of 4 features"):
         sf.Moments().__setstate__(state)
 
 
@@ -120,19 +122,21 @@ def test_erasers_refuse_frames_of_other_columns(name: str, tmp_path: Path) -> No
     assert not np.allclose(eraser(REVERSED.to_numpy(), LABELS), expected[:, ::-1])  # the control
     eraser.save(tmp_path / "eraser")
     for own in (eraser, type(eraser).load(tmp_path / "eraser"), pickle.loads(pickle.dumps(eraser))):
-        with pytest.raises(sf.InputError, match="another order"):
+        with pytest.raises(sf.exceptions.InputError, match="another order"):
             own(REVERSED, LABELS)
 
 
 def test_composition_and_repair_compare_names() -> None:
     first, second = sf.sal(moments(), erase="z"), sf.sal(moments(REVERSED), erase="y")
-    with pytest.raises(sf.InputError, match="the second projection are in another order"):
+    with pytest.raises(
+        sf.exceptions.InputError, match="the second projection are in another order"
+    ):
         second @ first
     assert (sf.sal(moments(X), erase="y") @ first).feature_names == NAMES
     after = sf.Moments().update(first(X), LABELS)
     assert sf.repair(after, before=moments(), keep="y").feature_names == NAMES
     swapped = sf.Moments().update(pd.DataFrame(first(X), columns=NAMES[::-1]), LABELS)
-    with pytest.raises(sf.InputError, match="columns of the erased rows"):
+    with pytest.raises(sf.exceptions.InputError, match="columns of the erased rows"):
         sf.repair(swapped, before=moments(), keep="y")
 
 
@@ -151,5 +155,5 @@ def test_estimators_pass_names_on(n: int) -> None:
 def test_heads_compare_names() -> None:
     head = fit_head(FRAME, Y)
     assert np.array_equal(head.predict(FRAME), head.predict(X))
-    with pytest.raises(sf.InputError, match="another order"):
+    with pytest.raises(sf.exceptions.InputError, match="another order"):
         head.predict(REVERSED)

@@ -26,8 +26,9 @@ from hypothesis import strategies as st
 from naive_model import FUZZ, check, state_bytes, tables
 from processes import script
 
-from splince_fast import FileFormatError, InputError, Moments, Projection, SplinceError
+from splince_fast import Moments, Projection, SplinceError
 from splince_fast._runtime import files
+from splince_fast.exceptions import FileFormatError, InputError
 
 MANY = max(FUZZ, 1)
 
@@ -131,7 +132,7 @@ def test_all_parameters_come_back(moments: Moments, path: Path) -> None:
         loaded.update(np.ones((1, 3)), {"score": [1.0]})
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.MissingLabelWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.MissingLabelWarning")
 def test_names_of_any_script_and_numbers_of_any_size_come_back(path: Path) -> None:
     names: list[Any] = ["", " ", "é", "日本", "\u0000", '"', "\\", "\ud800", "a" * 5000, "null"]
     moments = Moments().update(np.eye(len(names)), {name: names for name in names})

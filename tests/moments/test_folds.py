@@ -15,9 +15,9 @@ from naive_model import interrupt_reductions, state_bytes
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from splince_fast import Moments, NonFiniteError, sources
+from splince_fast import Moments, sources
 from splince_fast._runtime.hashing import splitmix64
-from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError
+from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, NonFiniteError
 from splince_fast.moments import Folds
 
 N, D = 400, 5
@@ -229,7 +229,7 @@ def test_what_removals_lose_is_stored_and_checked() -> None:
 
 @pytest.mark.parametrize("folds", [0, 1, 2.0, True, 10**9, "2"])
 def test_a_number_of_folds_that_is_none_is_refused(folds: Any) -> None:
-    with pytest.raises(sf.InputError, match="folds is"):
+    with pytest.raises(sf.exceptions.InputError, match="folds is"):
         sf.Moments.from_blocks([np.eye(3)], folds=folds)
 
 

@@ -44,20 +44,19 @@ from naive_model import (
     two_valued,
 )
 
-from splince_fast import (
+from splince_fast import Moments, SplinceError
+from splince_fast._kernels import blas, row_kernels
+from splince_fast._runtime import rows as blocking
+from splince_fast._runtime.rows import check_values
+from splince_fast.exceptions import (
     FileFormatError,
     IncompatibleMomentsError,
     InputError,
     LabelError,
-    Moments,
     NonFiniteError,
     NotEnoughDataError,
-    SplinceError,
     UnknownVariableError,
 )
-from splince_fast._kernels import blas, row_kernels
-from splince_fast._runtime import rows as blocking
-from splince_fast._runtime.rows import check_values
 from splince_fast.moments import accumulator, buffer, class_sums, column_sums
 from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from naive_model import state_bytes
 
-from splince_fast import LabelError, Moments
+from splince_fast import Moments
+from splince_fast.exceptions import LabelError
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.class_sums import ClassSums
 

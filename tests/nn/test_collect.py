@@ -314,12 +314,14 @@ def test_non_finite_rows_are_named(path: str) -> None:
     x[650, 2] = float("inf")
     model = identity()
     batches = [{"input": torch.randn(9, 4), "z": np.arange(9)}, {"input": x, "z": np.arange(700)}]
-    with pytest.raises(sf.NonFiniteError, match=r"'0' gave NaN or infinity in row 650 of batch 1"):
+    with pytest.raises(
+        sf.exceptions.NonFiniteError, match=r"'0' gave NaN or infinity in row 650 of batch 1"
+    ):
         snn.collect(model, batches, "0", labels="z", kinds={"z": "continuous"})
     half = torch.nn.Sequential(torch.nn.Linear(4, 4)).half()
     big = {"input": torch.full((8, 4), 6e4).half(), "z": np.arange(8) % 2}
     half[0].weight.data.fill_(60.0)
-    with pytest.raises(sf.NonFiniteError, match="float16"):
+    with pytest.raises(sf.exceptions.NonFiniteError, match="float16"):
         snn.collect(half, [big], "0", labels="z")
 
 
@@ -355,7 +357,7 @@ def test_products_that_are_rounded_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
     collect(300)
     assert seen[:2] == [((64, 300), (300, 64))] * 2  # the probe and the product
-    with pytest.raises(sf.InputError, match="TF32"):
+    with pytest.raises(sf.exceptions.InputError, match="TF32"):
         collect(4000)
     # Doubles are not concerned.
     double = {"input": torch.randn(4000, 64).double(), "z": np.arange(4000) % 2}
@@ -380,18 +382,18 @@ def test_rows_are_taken_without_autocast(weight: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        ({"batches": iter(())}, sf.InputError, "is empty"),
-        ({"weight": "row"}, sf.InputError, "weight is"),
-        ({"device": "gpu9"}, sf.InputError, "device is"),
-        ({"device": 1.5}, sf.InputError, "device is"),
-        ({"device": "cuda:99"}, sf.InputError, "device is"),
-        ({"skip_ids": [1.5]}, sf.InputError, "skip_ids is"),
-        ({"skip_ids": 3}, sf.InputError, "skip_ids is"),
-        ({"labels": None}, sf.InputError, "labels is None"),
-        ({"unknown": True}, sf.InputError, "unknown"),
+        ({"batches": iter(())}, sf.exceptions.InputError, "is empty"),
+        ({"weight": "row"}, sf.exceptions.InputError, "weight is"),
+        ({"device": "gpu9"}, sf.exceptions.InputError, "device is"),
+        ({"device": 1.5}, sf.exceptions.InputError, "device is"),
+        ({"device": "cuda:99"}, sf.exceptions.InputError, "device is"),
+        ({"skip_ids": [1.5]}, sf.exceptions.InputError, "skip_ids is"),
+        ({"skip_ids": 3}, sf.exceptions.InputError, "skip_ids is"),
+        ({"labels": None}, sf.exceptions.InputError, "labels is None"),
+        ({"unknown": True}, sf.exceptions.InputError, "unknown"),
         ({"at": None}, snn.SiteError, "at holds None"),
-        ({"gender": torch.arange(7)}, sf.LabelError, "one label per sequence"),
-        ({"gender": torch.zeros(8, 3).long()}, sf.LabelError, "one label per sequence"),
+        ({"gender": torch.arange(7)}, sf.exceptions.LabelError, "one label per sequence"),
+        ({"gender": torch.zeros(8, 3).long()}, sf.exceptions.LabelError, "one label per sequence"),
         (
             {"at": "lm_head", "forward": lambda m, b: m.model(input_ids=b["input_ids"])},
             snn.NeverCalledError,
@@ -413,7 +415,7 @@ def test_invalid_arguments_of_collect_are_errors(
 
 def test_a_variable_of_another_kind_in_a_later_batch_is_an_error() -> None:
     batches = [{"input": torch.randn(4, 2), "z": z} for z in ([0, 1, 0, 1], [0.5, 1.0, 2.0, 3.0])]
-    with pytest.raises(sf.LabelError, match="classes in earlier"):
+    with pytest.raises(sf.exceptions.LabelError, match="classes in earlier"):
         snn.collect(identity(), batches, "0", labels="z")
 
 
@@ -436,9 +438,11 @@ def test_collections_add_and_survive_a_file(tmp_path: Path) -> None:
     for name in whole:
         assert np.array_equal(loaded[name].covariance(), whole[name].covariance())
     other = snn.collect(model, text_batches(n=64), at, labels=LABELS, tokens="last")
-    with pytest.raises(sf.IncompatibleMomentsError, match="different sites or arguments"):
+    with pytest.raises(
+        sf.exceptions.IncompatibleMomentsError, match="different sites or arguments"
+    ):
         whole + other
-    with pytest.raises(sf.FileFormatError):
+    with pytest.raises(sf.exceptions.FileFormatError):
         snn.Erasers.load(tmp_path / "a.safetensors")
     with pytest.raises(KeyError, match="the sites are"):
         whole["model.norm"]
@@ -457,8 +461,12 @@ def test_options_of_the_method_are_passed_on() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"erase": "age"}, sf.UnknownVariableError, r"at the site 'model\.layers\.0'"),
-        ({"shrinkge": 1}, sf.InputError, "leace takes no shrinkge=; did you mean shrinkage="),
+        ({"erase": "age"}, sf.exceptions.UnknownVariableError, r"at the site 'model\.layers\.0'"),
+        (
+            {"shrinkge": 1},
+            sf.exceptions.InputError,
+            "leace takes no shrinkge=; did you mean shrinkage=",
+        ),
     ],
 )
 def test_one_pass_over_several_sites_warns(options: Any, error: Any, match: str) -> None:
@@ -518,16 +526,18 @@ def test_pairs_that_cannot_be_read() -> None:
     x, z = torch.randn(60, 3), torch.arange(60) % 2
     model = torch.nn.Sequential(torch.nn.Linear(3, 4))
     for batch, labels in (((x, z), ["z", "y"]), ((x, z, z), "z"), (x, "z"), ((x, x, z), "z")):
-        with pytest.raises(sf.LabelError, match=r"pairs \(inputs, labels\)"):
+        with pytest.raises(sf.exceptions.LabelError, match=r"pairs \(inputs, labels\)"):
             snn.collect(model, [batch], "0", labels=labels)
     for batch, labels, message in (
         ({"input": x}, "z", "has no labels"),
         ((x,), "z", "function of the batch"),
         ((x,), lambda batch: z, "must return a mapping"),
     ):
-        with pytest.raises(sf.LabelError, match=message):
+        with pytest.raises(sf.exceptions.LabelError, match=message):
             snn.collect(model, [batch], "0", labels=labels)
-    with pytest.raises(sf.InputError, match=r"3 entries and Sequential\.forward takes 1"):
+    with pytest.raises(
+        sf.exceptions.InputError, match=r"3 entries and Sequential\.forward takes 1"
+    ):
         snn.collect(model, [(x, z, z)], "0", labels=lambda batch: {"z": batch[1]})
 
 

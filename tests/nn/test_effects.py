@@ -114,7 +114,7 @@ def test_texts_without_labels_give_loss_and_perplexity_alone(
         assert [r["metric"] for r in found] == ["loss", "perplexity"]
         np.testing.assert_allclose([found[0]["before"], found[0]["after"]], losses, rtol=1e-5)
         assert len(capsys.readouterr().out.splitlines()) == 2
-    with pytest.raises(sf.InputError, match=r"nothing can be measured.*pass labels="):
+    with pytest.raises(sf.exceptions.InputError, match=r"nothing can be measured.*pass labels="):
         snn.effect(model, erasers, pairs, tokens="all")  # no input_ids
     snn.effect(model, erasers, batches, progress=False)
     assert not capsys.readouterr().out
@@ -240,16 +240,16 @@ def test_groups_stay_in_one_fold() -> None:
 
 def test_invalid_arguments_of_effect_are_errors(fitted: tuple[Any, Any]) -> None:
     model, erasers = fitted
-    with pytest.raises(sf.InputError, match="is empty"):
+    with pytest.raises(sf.exceptions.InputError, match="is empty"):
         snn.effect(model, erasers, [])
-    with pytest.raises(sf.InputError, match="mapping of names"):
+    with pytest.raises(sf.exceptions.InputError, match="mapping of names"):
         snn.effect(model, erasers[SITES[0]], texts(20, 0))
-    with pytest.raises(sf.InputError, match="max_rows"):
+    with pytest.raises(sf.exceptions.InputError, match="max_rows"):
         snn.effect(model, erasers, texts(20, 0), max_rows=1)
-    with pytest.raises(sf.LabelError, match="age"):
+    with pytest.raises(sf.exceptions.LabelError, match="age"):
         snn.effect(model, erasers, texts(20, 0), labels=["z", "age"])
     broken = [{**b, "z": b["z"][:3]} for b in texts(20, 0)]
-    with pytest.raises(sf.LabelError, match="one label per sequence"):
+    with pytest.raises(sf.exceptions.LabelError, match="one label per sequence"):
         snn.effect(model, erasers, broken)
     model.idle = torch.nn.Linear(16, 16)
     with pytest.raises(snn.NeverCalledError, match="idle"):

@@ -176,7 +176,7 @@ def test_split_products_lose_nothing() -> None:
     ],
 )
 def test_invalid_rows_are_errors(x: object, what: str) -> None:
-    with pytest.raises(sf.InputError, match=what):
+    with pytest.raises(sf.exceptions.InputError, match=what):
         snn.Eraser(projection())(x())  # type: ignore[operator]
 
 
@@ -203,9 +203,9 @@ def test_an_installed_eraser_takes_the_dtype_of_its_site(site: str, by_torch: bo
 
 
 def test_invalid_arguments_of_eraser_are_errors() -> None:
-    with pytest.raises(sf.InputError, match=r"sf\.splince"):
+    with pytest.raises(sf.exceptions.InputError, match=r"sf\.splince"):
         snn.Eraser(np.eye(3))
-    with pytest.raises(sf.InputError, match="float32 or"):
+    with pytest.raises(sf.exceptions.InputError, match="float32 or"):
         snn.Eraser(projection(), dtype=torch.bfloat16)
 
 
@@ -224,9 +224,9 @@ def test_distributed_tensors_are_erased_locally() -> None:
             found = eraser(distribute_tensor(x, mesh, [placement]))
             assert isinstance(found, DTensor)
             assert torch.equal(found.full_tensor(), eraser(x))
-        with pytest.raises(sf.InputError, match="complete rows"):
+        with pytest.raises(sf.exceptions.InputError, match="complete rows"):
             eraser(distribute_tensor(x, mesh, [Shard(2)]))
-        with pytest.raises(sf.InputError, match="complete rows"):
+        with pytest.raises(sf.exceptions.InputError, match="complete rows"):
             eraser(DTensor.from_local(x, mesh, [Partial()]))
     finally:
         dist.destroy_process_group()

@@ -268,7 +268,7 @@ def test_layers_that_are_not_the_readers_are_refused() -> None:
     for wrong in ("transformer.h.1.attn.c_attn", "transformer.h.0.attn.c_proj"):
         refused(f"than '{wrong}' read the sites", model, own, {site: wrong}, example=batch)
     names = f"names 'a'; the sites are '{site}'"
-    refused(names, model, own, {"a": site}, sf.InputError, example=batch)
+    refused(names, model, own, {"a": site}, sf.exceptions.InputError, example=batch)
     linear, into = {SITE: LINEAR}, {SITE: "model.layers.1.self_attn.[qk]_proj"}
     refused("name all readers", tiny("llama"), linear, into, example=batch)
     # A layer that runs at two places reads other states, too.
@@ -435,7 +435,7 @@ def test_invalid_arguments_of_fold_are_errors() -> None:
         ("example is None", given, {"example": None}),
     ):
         call = {"into": into, "example": example} | options
-        refused(match, model, erasers, error=sf.InputError, **call)
+        refused(match, model, erasers, error=sf.exceptions.InputError, **call)
     wrong = {"input_ids": torch.tensor([[99]])}
     error = refused("index out of range", model, given, into, IndexError, example=wrong)
     assert "while the model ran on a batch or example" in error.__notes__[0]

@@ -155,13 +155,13 @@ def test_invalid_numbers_of_heads_are_errors() -> None:
         return snn.collect(model, batches, at, labels="gender", **options)
 
     for wrong in (0, True, 2.0, "n_heads"):
-        with pytest.raises(sf.InputError, match="num_attention_heads"):
+        with pytest.raises(sf.exceptions.InputError, match="num_attention_heads"):
             collect(heads=wrong)
     with pytest.raises(snn.SiteError, match="does not split into 5 heads"):
         collect(heads=5, side="input")
     with pytest.raises(snn.SiteError, match="num_key_value_heads"):
         collect(heads=4, at="model.layers.0.self_attn.k_norm")
-    with pytest.raises(sf.InputError, match="feature_dim"):
+    with pytest.raises(sf.exceptions.InputError, match="feature_dim"):
         collect(heads=4, feature_dim=1)
     erasers = snn.fit_layers(
         model, batches, "model.layers.0.mlp", sf.leace, erase="gender", tokens="all", side="input"

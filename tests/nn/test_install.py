@@ -81,7 +81,7 @@ def test_model_output_keeps_attribute_and_key() -> None:
 def test_outputs_without_a_tensor_are_named(form: Callable[[torch.Tensor], Any]) -> None:
     model, x = model_of(form), torch.randn(2, 16)
     with (
-        pytest.raises(sf.InputError, match="'0'") as caught,
+        pytest.raises(sf.exceptions.InputError, match="'0'") as caught,
         snn.install(model, {"0": projection()}),
     ):
         model(x)
@@ -159,7 +159,7 @@ def test_inputs_are_erased_by_position_and_by_keyword() -> None:
         changed = llama(**batch).logits
     assert installed.counts == {"model.layers.1.self_attn": 1}
     assert not torch.equal(changed, llama(**batch).logits)
-    with pytest.raises(sf.InputError, match="side"):
+    with pytest.raises(sf.exceptions.InputError, match="side"):
         snn.install(model, {"0": p}, side="both")
 
 
@@ -228,7 +228,7 @@ def test_an_eraser_that_needs_labels_is_refused_with_that_reason(strength: float
         lambda e: snn.fold(model, {"0": e}, example=torch.randn(2, 4)),
         lambda e: snn.Eraser(e.scaled(strength) if isinstance(e, sf.Projection) else e),
     ):
-        with pytest.raises(sf.InputError, match=needed):
+        with pytest.raises(sf.exceptions.InputError, match=needed):
             make(eraser)
         make(sf.leace(moments, erase="gender"))  # the control
 
@@ -362,7 +362,7 @@ def test_a_partial_strength_steers(heads: int | None) -> None:
     installed.remove()
     assert "steering" not in repr(snn.install(model, erasers))
     for wrong in (0, 1.5, True, "half", float("nan")):
-        with pytest.raises(sf.InputError, match="strength is"):
+        with pytest.raises(sf.exceptions.InputError, match="strength is"):
             snn.install(model, erasers, strength=wrong)  # type: ignore[arg-type]
 
 
@@ -409,27 +409,27 @@ def test_copies_and_pickles_of_a_model_erase_too() -> None:
 
 
 def test_rank_zero_warns_once() -> None:
-    with pytest.warns(sf.NothingErasedWarning, match="rank 0") as caught:
+    with pytest.warns(sf.exceptions.NothingErasedWarning, match="rank 0") as caught:
         snn.install(tiny("llama"), {"model.layers.*": projection(rank=0)}).remove()
     assert len(caught) == 1
 
 
 def test_invalid_arguments_of_install_are_errors() -> None:
     model = tiny("sequential")
-    with pytest.raises(sf.InputError, match="at="):
+    with pytest.raises(sf.exceptions.InputError, match="at="):
         snn.install(model, projection())
-    with pytest.raises(sf.InputError, match="name their sites"):
+    with pytest.raises(sf.exceptions.InputError, match="name their sites"):
         snn.install(model, {"2": projection()}, at="2")
-    with pytest.raises(sf.InputError, match="erasers is a list"):
+    with pytest.raises(sf.exceptions.InputError, match="erasers is a list"):
         snn.install(model, [projection()])
-    with pytest.raises(sf.InputError, match="tokens is 'head'"):
+    with pytest.raises(sf.exceptions.InputError, match="tokens is 'head'"):
         snn.install(model, {"2": projection()}, tokens="head")
     with pytest.raises(snn.SiteError, match="at holds 2"):
         snn.install(model, projection(), at=2)
     batch = {"input": torch.randn(50, 5), "z": np.arange(50) % 2}
     erasers = snn.collect(model, [batch], "2", labels="z").erasers(sf.leace, erase="z")
     for placement in ({"side": "input"}, {"feature_dim": 0}, {"output": 0}):
-        with pytest.raises(sf.InputError, match="store the values of their fit"):
+        with pytest.raises(sf.exceptions.InputError, match="store the values of their fit"):
             snn.install(model, erasers, **placement)
     assert hooks_in(model) == 0
     with pytest.raises(snn.SiteError, match="must be a torch"):
@@ -684,15 +684,15 @@ def test_arguments_of_other_types_are_refused(wrong: Any) -> None:
         lambda: snn.fit_layers(model, wrong, "0", "leace", erase="z"),
         lambda: snn.effect(model, erasers, wrong),
     ):
-        with pytest.raises(sf.InputError, match="pass the batches themselves"):
+        with pytest.raises(sf.exceptions.InputError, match="pass the batches themselves"):
             call()
     if wrong != "a":
-        with pytest.raises(sf.InputError, match="the path is"):
+        with pytest.raises(sf.exceptions.InputError, match="the path is"):
             snn.Erasers.load(wrong)
     if wrong is not None:
         for forward in (
             lambda: snn.collect(model, batches, "0", labels="z", forward=wrong),
             lambda: snn.effect(model, erasers, batches, forward=wrong),
         ):
-            with pytest.raises(sf.InputError, match="forward is"):
+            with pytest.raises(sf.exceptions.InputError, match="forward is"):
                 forward()

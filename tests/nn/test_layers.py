@@ -92,7 +92,7 @@ def test_fitted_on_last_tokens_and_applied_to_all(tmp_path: Path) -> None:
         after = snn.collect(model, batches, at, **options)[at[1]].cross_covariance("z")
     before = snn.collect(model, batches, at, **options)[at[1]].cross_covariance("z")
     assert np.linalg.norm(after) > 1e-3 * np.linalg.norm(before)
-    with pytest.raises(sf.InputError, match=r"tokens"):
+    with pytest.raises(sf.exceptions.InputError, match=r"tokens"):
         snn.fit_layers(model, batches, at, sf.leace, erase="z", apply_to="mean", **options)
 
 
@@ -139,9 +139,9 @@ def test_the_default_is_splince_and_errors_name_the_layer() -> None:
     assert all(np.array_equal(same[site].left, p.left) for site, p in erasers.items())
     cells = snn.fit_layers(model, batches, "2", sf.leace, erase=("z", "y"), joint=[("z", "y")])
     assert cells["2"].rank == 3
-    with pytest.raises(sf.InfeasibleError, match="at the site '2'"):
+    with pytest.raises(sf.exceptions.InfeasibleError, match="at the site '2'"):
         snn.fit_layers(model, batches, SITES, erase="z", keep="z", labels=["z", "y"])
-    with pytest.warns(sf.DroppedDirectionsWarning):
+    with pytest.warns(sf.exceptions.DroppedDirectionsWarning):
         snn.fit_layers(
             model, batches, ["2"], erase="z", keep="z", labels=["z", "y"], on_infeasible="drop"
         )
@@ -153,10 +153,12 @@ def test_a_site_without_association_is_named() -> None:
     z = torch.arange(60) % 2
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)) + z[:, None]
     batches = [{"input": x, "z": z}]
-    with pytest.warns(sf.NothingErasedWarning, match=r"^at the site '1': .*sites before it"):
+    with pytest.warns(
+        sf.exceptions.NothingErasedWarning, match=r"^at the site '1': .*sites before it"
+    ):
         snn.fit_layers(model, batches, ["0", "1"], "leace", erase="z")
     constant = [{"input": torch.ones(60, 4), "z": z}]
-    with pytest.warns(sf.NothingErasedWarning) as caught:
+    with pytest.warns(sf.exceptions.NothingErasedWarning) as caught:
         snn.fit_layers(model, constant, ["0", "1"], "leace", erase="z")
     texts = [str(w.message) for w in caught]
     assert [text.partition(":")[0] for text in texts] == ["at the site '0'", "at the site '1'"]
@@ -166,7 +168,7 @@ def test_a_site_without_association_is_named() -> None:
 def test_batches_that_differ_between_passes_are_errors() -> None:
     model, batches = model_and_batches()
     options = {"erase": "z", "labels": ["z", "y"]}
-    with pytest.raises(sf.InputError, match="is an iterator"):
+    with pytest.raises(sf.exceptions.InputError, match="is an iterator"):
         snn.fit_layers(model, iter(batches), SITES, sf.leace, **options)
 
     class Fewer:
@@ -186,9 +188,9 @@ def test_batches_that_differ_between_passes_are_errors() -> None:
                 order = self.rng.permutation(100)
                 yield {k: v[order] for k, v in batch.items()}
 
-    with pytest.raises(sf.InputError, match="batches instead of"):
+    with pytest.raises(sf.exceptions.InputError, match="batches instead of"):
         snn.fit_layers(model, Fewer(), SITES, sf.leace, **options)
-    with pytest.raises(sf.InputError, match="labels in the first batch"):
+    with pytest.raises(sf.exceptions.InputError, match="labels in the first batch"):
         snn.fit_layers(model, Shuffled(), SITES, sf.leace, **options)
     assert hooks_in(model) == 0
 
@@ -242,7 +244,7 @@ def test_passes_that_end_at_their_site_fit_the_same_erasers(kind: str, side: str
     options: dict[str, Any] = {"erase": "z", "side": side}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", snn.OnePassWarning)  # of the kinds that repeat a site
-        warnings.simplefilter("ignore", sf.NothingErasedWarning)
+        warnings.simplefilter("ignore", sf.exceptions.NothingErasedWarning)
         whole = snn.fit_layers(
             model, batches, at, "leace", forward=lambda m, b: m(b["x"]), **options
         )
@@ -287,7 +289,7 @@ def test_a_site_that_runs_several_times_warns() -> None:
 def test_activations_that_are_not_finite_are_named() -> None:
     model, batches = model_and_batches()
     batches[3]["input"] = batches[3]["input"] * torch.tensor([1e38, 1, 1, 1, 1, 1]) * 1e38
-    with pytest.raises(sf.NonFiniteError, match=r"'6'.*|'2'.*batch 3"):
+    with pytest.raises(sf.exceptions.NonFiniteError, match=r"'6'.*|'2'.*batch 3"):
         snn.fit_layers(model, batches, SITES, sf.leace, erase="z")
 
 
@@ -301,7 +303,7 @@ def test_erasers_for_a_fold_are_linear_and_for_all_tokens() -> None:
     assert found.recipe == chosen.recipe
     assert not any(p.bias.any() for p in found.values())
     snn.fold(model, found, example=batches[0]["input"][:4])
-    with pytest.raises(sf.InputError, match="for_fold=True erases at every token"):
+    with pytest.raises(sf.exceptions.InputError, match="for_fold=True erases at every token"):
         snn.fit_layers(model, batches, SITES, "leace", erase="z", for_fold=True, apply_to="body")
 
 
@@ -310,7 +312,7 @@ def test_erasers_survive_a_file(tmp_path: Path) -> None:
     erasers = snn.fit_layers(model, batches, SITES, erase="z", keep="y", labels=["z", "y"])
     path = tmp_path / "erasers.safetensors"
     erasers.save(path)
-    with pytest.raises(sf.InputError, match="names another format"):
+    with pytest.raises(sf.exceptions.InputError, match="names another format"):
         erasers.save(tmp_path / "erasers.onnx")
     loaded = snn.Erasers.load(path)
     assert list(loaded) == list(erasers)
@@ -332,5 +334,5 @@ def test_erasers_survive_a_file(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-10] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(sf.FileFormatError):
+    with pytest.raises(sf.exceptions.FileFormatError):
         snn.Erasers.load(path)

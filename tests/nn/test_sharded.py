@@ -167,7 +167,7 @@ def _worker(rank: int, folder: str) -> None:
     other = snn.collect(Text(), own, SITES[:1] if rank else SITES, labels="z")
     try:
         other.all_reduce()
-    except sf.IncompatibleMomentsError:
+    except sf.exceptions.IncompatibleMomentsError:
         Path(f"{folder}/refused{rank}").touch()
     dist.destroy_process_group()
     # FSDP keeps the group, so gloo's threads run on and may abort the interpreter's own end.

@@ -19,7 +19,7 @@ LAYERS = [
     ["labels", "sources"],
     ["_solve"],
     ["moments", "report"],
-    ["projection", "conditional", "eraser"],
+    ["projection", "conditional"],
     ["methods", "strength"],
     ["estimators", "config"],
     ["baselines", "evaluation", "nn"],

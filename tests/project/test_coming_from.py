@@ -15,6 +15,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.pipeline import Pipeline
 
 import splince_fast as sf
+from splince_fast.exceptions import InputError, LabelError
 
 Float = NDArray[np.float64]
 
@@ -148,7 +149,7 @@ def people() -> Any:
     return pd.DataFrame(X, columns=list("abcdefgh")).assign(age=40 + 10 * age)
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 1.0])
 def test_correlation_remover(alpha: float) -> None:
     X = people()
@@ -174,7 +175,7 @@ def test_without_the_sensitive_column_nothing_of_it_is_needed() -> None:
         remover(1.0).fit(X).transform(others)
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 def test_several_sensitive_columns() -> None:
     X = people().assign(income=rows()[0][:, 1] + np.random.default_rng(1).normal(size=600))
     names = ["age", "income"]
@@ -237,9 +238,9 @@ def test_dask_rows_give_the_same_eraser() -> None:
         lambda: sf.LEACE().fit_transform(lazy, concept=z),
         lambda: sf.erase(lazy, z),
     ):
-        with pytest.raises(sf.InputError, match=r"from_blocks\(sources\.from_dask"):
+        with pytest.raises(InputError, match=r"from_blocks\(sources\.from_dask"):
             refused()
-    with pytest.raises(sf.LabelError, match=r"compute\(\) it"):
+    with pytest.raises(LabelError, match=r"compute\(\) it"):
         sf.LEACE().fit(X, concept=labels)
-    with pytest.raises(sf.InputError, match=r"rechunk\(\{1: -1\}\)"):
+    with pytest.raises(InputError, match=r"rechunk\(\{1: -1\}\)"):
         ours.transform(lazy.rechunk((150, 4)))

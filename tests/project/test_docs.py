@@ -68,6 +68,13 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
     assert here == {f"{name}.{n}" for n in _public(name)}
 
 
+def test_every_listed_name_exists() -> None:
+    pytest.importorskip("torch")
+    for entry in _indexed((ROOT / "docs" / "api.rst").read_text()):
+        module, _, name = entry.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), entry
+
+
 def test_control_a_name_that_is_not_listed_is_missed() -> None:
     text = (ROOT / "docs" / "api.rst").read_text()
     assert "splince_fast.leace" in _indexed(text)

@@ -86,7 +86,9 @@ def compare(found: Any, golden: Any, where: str) -> None:
         assert np.abs(np.subtract(found, golden)).max() <= TOLERANCE * size, where
 
 
-@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
+)
 @pytest.mark.parametrize("name", SETS)
 def test_numbers_are_those_of_version_0_1_0(name: str, real_data: Callable[[str], Path]) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))[name]

@@ -19,7 +19,7 @@ import splince_fast as sf
 
 # MiniLM has a feature of size 1e-9, for which float32 has no digits: the library says so.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:the eraser is sensitive:splince_fast.PrecisionWarning"
+    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
 )
 
 Float = NDArray[np.float64]

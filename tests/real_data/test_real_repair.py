@@ -15,8 +15,12 @@ from splince_fast.baselines import INLP, RLACE
 
 # MiniLM has a feature of size 1e-9, for which float32 has no digits: the library says so.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning"),
-    pytest.mark.filterwarnings("ignore:the repair is sensitive:splince_fast.PrecisionWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:the repair is sensitive:splince_fast.exceptions.PrecisionWarning"
+    ),
 ]
 
 Float = NDArray[np.float64]

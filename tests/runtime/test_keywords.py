@@ -40,7 +40,7 @@ def folds() -> list[sf.Moments]:
     ],
 )
 def test_the_nearest_option_is_suggested(call: Callable[[], Any], text: str) -> None:
-    with pytest.raises(sf.InputError, match=text):
+    with pytest.raises(sf.exceptions.InputError, match=text):
         call()
 
 
@@ -48,5 +48,7 @@ def test_a_misspelt_option_of_a_figure() -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
     from splince_fast.evaluation.figures import draw
 
-    with pytest.raises(sf.InputError, match=r"'association' takes no metrc=; did you mean metric="):
+    with pytest.raises(
+        sf.exceptions.InputError, match=r"'association' takes no metrc=; did you mean metric="
+    ):
         draw(None, "association", metrc="accuracy")  # type: ignore[arg-type]

@@ -20,9 +20,10 @@ from problems import METHODS, Float, assert_same, change, draw_data, erase, repo
 from processes import run
 
 import splince_fast as sf
-from splince_fast import InputError, Moments, Projection, SplinceError, leace
+from splince_fast import Moments, Projection, SplinceError, leace
 from splince_fast._runtime import rows
 from splince_fast._runtime import threads as thread_pool
+from splince_fast.exceptions import InputError
 from splince_fast.methods import method_call
 from splince_fast.moments import block, state
 

@@ -25,7 +25,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "estimator": lambda: sf.LEACE().fit(X, concept=Z),
     "pipeline": lambda: make_pipeline(StandardScaler(), sf.LEACE(concept_from="y")).fit(X, Z),
     "partial fit": lambda: sf.LEACE().partial_fit(X, concept=Z).transform(X),
-    "itself": lambda: warn("nothing", sf.NothingErasedWarning),
+    "itself": lambda: warn("nothing", sf.exceptions.NothingErasedWarning),
 }
 
 
@@ -34,6 +34,6 @@ def test_the_warning_names_the_line_of_the_caller(call: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         CALLS[call]()
-    lines = [w.lineno for w in caught if w.category is sf.NothingErasedWarning]
+    lines = [w.lineno for w in caught if w.category is sf.exceptions.NothingErasedWarning]
     assert [w.filename for w in caught] == [__file__] * len(caught)
     assert lines == [CALLS[call].__code__.co_firstlineno]

@@ -25,7 +25,7 @@ import splince_fast as sf
 
 # Conditions and units far beyond the digits of float32 are the subject.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:the eraser is sensitive:splince_fast.PrecisionWarning"
+    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
 )
 
 

@@ -28,7 +28,8 @@ from naive_model import (
     tables,
 )
 
-from splince_fast import IncompatibleMomentsError, LabelError, Moments, SplinceError
+from splince_fast import Moments, SplinceError
+from splince_fast.exceptions import IncompatibleMomentsError, LabelError
 
 same_width = st.integers(1, 4).flatmap(lambda d: st.lists(tables(width=d), min_size=2, max_size=4))
 

@@ -313,7 +313,7 @@ def test_float32_rows_cost_distortion_no_more_than_their_products_round(kappa: f
 # --- the mean square change -----------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 @pytest.mark.parametrize("cosine", [0.0, 0.6, 0.99, 1 - 1e-6])
 def test_distortion_of_one_direction_each_is_leace_over_squared_sine(cosine: float) -> None:
     """White data, z and y exact linear functions: E|Px - x|^2 = D_L / (1 - c^2)."""
