@@ -25,23 +25,8 @@ from splince_fast.moments.snapshot import statistics
 Float = NDArray[np.float64]
 
 
-def concept_of(erase: object, method: str) -> str:
-    """Return the name of the variable to erase; raise InputError unless there is exactly one."""
-    names = names_of(erase, "erase")
-    if len(names) > 1 or not isinstance(names[0], str):
-        raise InputError(
-            f"erase is {erase!r}; {method} erases the classes of one variable: make a column of "
-            "the joint cells, and pass its name"
-        )
-    return names[0]
-
-
-def read_classes(moments: object, name: str, method: str) -> dict[ClassName, Moments]:
-    """Return the moments of each class of the variable `name` that has rows.
-
-    Raises InputError for moments of another type, without ``by=name``, or of a diagonal or sample,
-    LabelError for a continuous variable, and ConstantVariableError for fewer than two classes.
-    """
+def read_classes(moments: object, name: str) -> dict[ClassName, Moments]:
+    """Return the moments of each class of the variable `name` that has rows."""
     if isinstance(moments, Folds):
         moments = moments.total
     if isinstance(moments, Mapping):
@@ -51,7 +36,7 @@ def read_classes(moments: object, name: str, method: str) -> dict[ClassName, Mom
         if not all(isinstance(part, Moments) for part in parts.values()):
             raise InputError("a mapping must hold the Moments of each class")
     elif isinstance(moments, Moments):
-        parts = _by_class(moments, name, method)
+        parts = _by_class(moments, name)
     else:
         raise InputError(
             f"moments is {described_type(moments)}; pass Moments(by={name!r}), or a mapping of "
@@ -60,34 +45,32 @@ def read_classes(moments: object, name: str, method: str) -> dict[ClassName, Mom
     parts = {c: part for c, part in parts.items() if part.n_rows}
     if len(parts) < 2:
         raise ConstantVariableError(
-            f"the variable {name!r}, to be erased, has {len(parts)} class with rows: there is "
-            "no difference to remove; check the labels"
+            f"the variable {name!r}, to be erased, has {len(parts)} class with rows; check the "
+            "labels"
         )
     for part in parts.values():
         if part.parameters.is_diagonal or part.parameters.subsample < 1:
             raise InputError(
-                f"{method} needs the covariance of each class from all rows, and these moments "
-                "were made with covariance_type='diag' or subsample=; accumulate without them"
+                "quadratic needs the covariance of each class from all rows; accumulate without "
+                "covariance_type='diag' or subsample="
             )
     return parts
 
 
-def _by_class(moments: Moments, name: str, method: str) -> dict[Any, Moments]:
-    """Return the moments of each class, from moments made with ``by=name``."""
+def _by_class(moments: Moments, name: str) -> dict[Any, Moments]:
     by = moments.parameters.by
-    if by != name:
-        if moments.variables.get(name) == "continuous":
-            raise LabelError(
-                f"the variable {name!r} is continuous and has no class covariances; bin it into "
-                "classes, such as np.digitize(z, np.quantile(z, [0.25, 0.5, 0.75]))"
-            )
-        raise InputError(
-            f"{method} needs the covariance of x in each class of {name!r}, and these moments "
-            f"keep {'only that of all rows' if by is None else f'those of {by!r}'}; accumulate "
-            f"them with sf.Moments(by={name!r})"
+    if by == name:  # the key None stands for the rows without a label of the concept
+        return {c: part for c, part in moments.by_class.items() if c is not None}
+    if moments.variables.get(name) == "continuous":
+        raise LabelError(
+            f"the variable {name!r} is continuous and has no class covariances; bin it into "
+            "classes, such as np.digitize(z, np.quantile(z, [0.25, 0.5, 0.75]))"
         )
-    # The key None stands for the rows without a label of the concept.
-    return {c: part for c, part in moments.by_class.items() if c is not None}
+    raise InputError(
+        f"quadratic needs the covariance of x in each class of {name!r}, and these moments "
+        f"keep {'only that of all rows' if by is None else f'those of {by!r}'}; accumulate "
+        f"them with sf.Moments(by={name!r})"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,49 +104,33 @@ class ClassStatistics:
         """S_w = sum p_c S_c, (d, d)."""
         return np.asarray(np.tensordot(self.fractions, self.covariances, 1))
 
-    @property
-    def offsets(self) -> Float:
-        """Deviations of the class means from the mean, (k, d), in units of u."""
-        return np.asarray((self.means - self.mean) / self.units)
 
-
-def class_statistics(
-    classes: dict[ClassName, Moments], keep: Selection | None, method: str
-) -> ClassStatistics:
-    """Return the moments of each class as arrays, with the label columns of the variables `keep`.
-
-    Raises InputError if `keep` holds directions, or a row has no label of a kept variable, and
-    ConstantVariableError if a kept variable has a single value.
-    """
+def class_statistics(classes: dict[ClassName, Moments], keep: Selection | None) -> ClassStatistics:
+    """Return the moments of each class as arrays, with the label columns to keep."""
     if keep is not None and not isinstance(keep, str | tuple | list):
         raise InputError(
-            f"keep holds directions; {method} keeps the covariance with variables, by name"
+            "keep holds directions; quadratic keeps the covariance with variables, by name"
         )
-    total = reduce(add, classes.values())
-    kept, span = [], Span([], np.empty((0, total.n_features or 0)), [], [])
+    names = None if keep is None else names_of(keep, "keep")
+    total, kept, parts = reduce(add, classes.values()), [], list(classes.values())
     with statistics(total) as stats:
-        names = [] if keep is None else names_of(keep, "keep")
-        if names:
-            span = span_of(stats, names, "keep", True)
-        for name in names:
+        span = span_of(stats, names, "keep", True)
+        for name in names or ():
             variable = stats.variable(name)
             if variable.n_rows != stats.n_rows:
                 raise InputError(
                     f"{stats.n_rows - variable.n_rows:,} of {stats.n_rows:,} rows have no "
-                    f"label of {name!r}; Cov(x) and the covariance of x with {name!r} must be "
-                    "of the same rows: leave the rows without a label out"
+                    f"label of {name!r}; leave these rows out"
                 )
             kept.append(LabelColumns.of(name, variable.copy()))
         deviations = np.sqrt(stats.variances)
         constant = tolerances.CONSTANT * np.abs(stats.mean)
     deviations[deviations <= constant] = 0.0
-    parts = list(classes.values())
     weights = np.array([part.weight for part in parts])
     fractions, covariances = weights / weights.sum(), [part.covariance(ddof=0) for part in parts]
     within = np.sqrt(sum(p * np.diagonal(s) for p, s in zip(fractions, covariances, strict=True)))
     within[within <= constant] = 0.0
     inverse = inverse_units(within)
-    units = np.where(within > 0, within, np.where(deviations > 0, deviations, 1.0))
     crosses = []
     for part in parts:
         columns = [np.zeros((len(within), 0))]
@@ -172,7 +139,8 @@ def class_statistics(
         crosses.append(np.hstack(columns) * inverse[:, None])
     return ClassStatistics(
         total, kept, span, list(classes), np.array([part.n_rows for part in parts]),
-        fractions, np.stack([part.mean for part in parts]), units, deviations,
+        fractions, np.stack([part.mean for part in parts]),
+        np.where(within > 0, within, np.where(deviations > 0, deviations, 1.0)), deviations,
         np.stack([s * inverse[:, None] * inverse for s in covariances]), np.stack(crosses),
         max(part._state().unit_roundoff for part in parts),
     )  # fmt: skip

@@ -10,13 +10,15 @@ not whitened                    ``sal``         ``sal`` with ``keep=``
 
 from __future__ import annotations
 
+from typing import Any
+
 from numpy.typing import ArrayLike
 
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, kept_of, names_of
 from splince_fast.exceptions import InputError
-from splince_fast.methods.folds import eraser_of
-from splince_fast.methods.method_call import MethodCall
+from splince_fast.methods.fit import MethodCall
+from splince_fast.methods.folds import eraser_of_folds
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.snapshot import Factored, check_moments
@@ -145,17 +147,14 @@ def splince(
     >>> bool(np.allclose(after.cross_covariance("y"), moments.cross_covariance("y")))
     True
     """
-    check_moments(moments)
-    options = Options(
-        max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, strength
-    )
     if keep is None:
         raise InputError(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
         )
-    again = Refinement.of(refine, passes)
-    erased, kept = names_of(erase, "erase"), kept_of(keep)
-    return eraser_of(moments, MethodCall("SPLINCE", True, erased, kept, options, again))
+    options = Options(
+        max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, strength
+    )
+    return eraser_of(moments, "SPLINCE", erase, keep, options, refine=refine, passes=passes)
 
 
 def leace(
@@ -194,11 +193,8 @@ def leace(
     >>> sf.leace(moments, erase="z").rank
     2
     """
-    check_moments(moments)
     options = Options(None, "raise", null_space, shrinkage, rank_tol, solver)
-    again = Refinement.of(refine, passes)
-    erased = names_of(erase, "erase")
-    return eraser_of(moments, MethodCall("LEACE", True, erased, None, options, again))
+    return eraser_of(moments, "LEACE", erase, None, options, refine=refine, passes=passes)
 
 
 def sal(
@@ -242,10 +238,8 @@ def sal(
     >>> bool(np.allclose(P, P.T))
     True
     """
-    check_moments(moments)
     options = Options(max_amplification, on_infeasible, rank_tol=rank_tol)
-    erased, kept = names_of(erase, "erase"), kept_of(keep)
-    return eraser_of(moments, MethodCall("SAL", False, erased, kept, options))
+    return eraser_of(moments, "SAL", erase, keep, options, whitened=False)
 
 
 def mean_projection(
@@ -281,8 +275,26 @@ def mean_projection(
     >>> sf.mean_projection(sf.Moments().update(X, {"z": z}), erase="z").rank
     1
     """
-    check_moments(moments)
     options = Options(rank_tol=rank_tol)
-    erased = names_of(erase, "erase")
-    call = MethodCall("MeanProjection", False, erased, None, options, classes_only=True)
-    return eraser_of(moments, call)
+    return eraser_of(
+        moments, "MeanProjection", erase, None, options, whitened=False, classes_only=True
+    )
+
+
+def eraser_of(
+    moments: Moments | Factored | Folds, method: str, erase: Selection,
+    keep: Selection | ArrayLike | None, options: Options, *, refine: object = None,
+    passes: int = 1, **fields: Any,
+) -> Projection:  # fmt: skip
+    """Return the eraser of a method; `fields` are further fields of :class:`MethodCall`."""
+    check_moments(moments)
+    refinement = None
+    if refine is not None or passes != 1 or type(passes) is not int:
+        refinement = Refinement.of(refine, passes)
+    call = MethodCall(
+        method, names_of(erase, "erase"), kept_of(keep), options, refinement=refinement, **fields
+    )
+    # `isinstance(moments, Folds)` is slow, because `Folds` is an abstract Sequence.
+    if isinstance(moments, Moments) or not isinstance(moments, Folds):
+        return call.fit(moments)
+    return eraser_of_folds(moments, call)

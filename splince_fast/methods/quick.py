@@ -13,8 +13,8 @@ from splince_fast._solve.selection import Selection, kept_of, names_of
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels.positions import check_index
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
+from splince_fast.methods.fit import MethodCall
 from splince_fast.methods.folds import CrossReport, report_on
-from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
@@ -203,7 +203,7 @@ def cross_report(
         )
     check_names(options, entry.options, entry.label)
     call = MethodCall(
-        entry.label, entry.whitened, names_of(erase, "erase"), kept_of(keep),
-        Options(**options), classes_only=entry.classes_only,
+        entry.label, names_of(erase, "erase"), kept_of(keep), Options(**options),
+        entry.whitened, entry.classes_only,
     )  # fmt: skip
     return report_on(call, parts, Moments._sum_of(parts))

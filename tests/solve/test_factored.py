@@ -1,6 +1,6 @@
 """One factor for many erasers: the same results as from the moments, at a fraction of the cost.
 
-Modules: `methods.method_call`, `moments.snapshot`, `_solve.factor`.
+Modules: `methods.fit`, `moments.snapshot`, `_solve.factor`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
 from splince_fast._solve.options import MOMENT_OPTIONS
-from splince_fast.methods import method_call
+from splince_fast.methods import fit
 from splince_fast.methods.table import METHODS
 
 EPS = float(np.finfo(np.float64).eps)
@@ -153,13 +153,13 @@ def test_a_snapshot_that_cholesky_refuses_is_refused_at_once() -> None:
 
 
 def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve = method_call.oblique
+    solve = fit.oblique
 
     def failed(*args: Any) -> Any:
         return solve(*args)._replace(status=STATUS_SINGULAR)
 
     moments = sf.Moments().update(np.eye(4), {"z": np.arange(4) % 2})
-    monkeypatch.setattr(method_call, "oblique", failed)
+    monkeypatch.setattr(fit, "oblique", failed)
     with pytest.raises(sf.SplinceError, match="singular matrix"):
         sf.leace(moments, erase="z")
 
