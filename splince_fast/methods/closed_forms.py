@@ -1,12 +1,4 @@
-"""The methods with a closed form: SPLINCE, LEACE, SAL and mean projection.
-
-==============================  ==============  ==============================
-..                              no task kept    task kept
-==============================  ==============  ==============================
-whitened (a factor of Cov(x))   ``leace``       ``splince``
-not whitened                    ``sal``         ``sal`` with ``keep=``
-==============================  ==============  ==============================
-"""
+"""The methods with a closed form: SPLINCE, LEACE, SAL and mean projection."""
 
 from __future__ import annotations
 
@@ -52,9 +44,8 @@ def splince(
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Moments of x and of the variables in `erase` and `keep`. :meth:`Moments.factored` factors
-        Cov(x) once for several erasers. If folds are passed, the report includes the effect on
-        held-out rows.
+        Moments of x and of the variables. :meth:`Moments.factored` factors Cov(x) once for several
+        erasers. For folds, the report includes the effect on held-out rows.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
@@ -69,11 +60,10 @@ def splince(
         Leave the component of x - E x orthogonal to the support of x unchanged, or set it to 0, as
         the formula in the paper does. On the fitted rows, the results agree.
     shrinkage : float in [0, 1], "oas" or "cv", optional
-        Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x). The
-        constraints remain exact; P minimises the distortion under the shrunk matrix. "oas" is the
-        oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010). "cv", for folds,
-        selects the intensity with the smallest distortion of held-out rows from 0, 1e-6, 1e-4,
-        1e-3, 0.01, 0.1 and "oas".
+        Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x); the
+        constraints remain exact. "oas" is the oracle approximating shrinkage of Chen, Wiesel, Eldar
+        and Hero (2010). "cv", for folds, selects 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 or "oas" by the
+        distortion of held-out rows.
     rank_tol : "auto" or float in [0, 1)
         Singular values of the concept below this value times the largest are ignored. "auto"
         ignores those at the rounding level.
@@ -98,36 +88,29 @@ def splince(
 
     Raises
     ------
-    UnknownVariableError
-        A variable was not accumulated, or has no labels.
-    ConstantVariableError
-        A variable has a single value.
+    UnknownVariableError, ConstantVariableError
+        A variable was not accumulated or has no labels; or it has a single value.
     InfeasibleError
         Kept directions lie in the erased span.
-    NotEnoughDataError
-        The moments have no rows.
-    InputError
-        A parameter is out of range, or the rows of `refine` are not the accumulated rows.
+    NotEnoughDataError, InputError
+        The moments have no rows; a parameter is out of range, or the rows of `refine` are not the
+        accumulated rows.
 
     Warns
     -----
-    NothingErasedWarning
-        x has no linear association with the concept: the eraser is the identity.
-    DroppedDirectionsWarning
-        Kept directions were dropped because of `max_amplification` or `on_infeasible`.
+    NothingErasedWarning, DroppedDirectionsWarning
+        x has no linear association with the concept; kept directions were dropped.
     UnseenRowsWarning
-        The covariance is not shrunk, and there are fewer than two rows per dimension of x; or,
-        for folds, the distortion is much larger in held-out rows
-        (:func:`splince_fast.cross_report`).
+        There are fewer than two rows per dimension of x, without shrinkage; or the distortion is
+        much larger in held-out folds (:func:`splince_fast.cross_report`).
     PrecisionWarning
-        Low numerical precision: an amplification above 1e4; a residual above its bound; a bound of
-        1 or more; an association with directions whose variance is below the rounding level (for
-        SAL: with features that are tiny compared with others); or a sensitivity (:class:`Report`)
-        above 1e-3 and above 10 times that of an orthogonal projection of the same rank.
+        An amplification above 1e4; a residual above its bound, or a bound of 1 or more; an
+        association with directions at the rounding level (for SAL: with features far smaller than
+        others); or a sensitivity (:class:`Report`) above 1e-3 and above 10 times that of an
+        orthogonal projection of the same rank.
     ManyClassesWarning
-        An integer variable has more than 24 classes, and erasure removes at least half of the rank
-        of x or more than half of its variance: the variable may be a quantity. Or erasure removes
-        all dimensions of x. Neither is issued for variables in ``kinds=``.
+        An integer variable of more than 24 classes that is not in ``kinds=``, and may be a
+        quantity, takes half of the rank of x or of its variance; or all of x is removed.
     LabelFeatureWarning
         A feature equals a variable, up to offset, scale and coding of classes: x contains a label.
 
@@ -176,10 +159,8 @@ def leace(
 
     Parameters
     ----------
-    moments : Moments, Factored or Folds
-        Moments of x and of the erased variables, as for :func:`splince`.
-    erase : str, tuple or list of them
-        Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
+    moments, erase
+        As for :func:`splince`.
     null_space, shrinkage, rank_tol, solver, refine, passes
         As for :func:`splince`.
 
@@ -216,15 +197,11 @@ def sal(
 
     Parameters
     ----------
-    moments : Moments, Factored or Folds
-        Moments of x and of the erased variables, as for :func:`splince`.
-    erase : str, tuple or list of them
-        Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
+    moments, erase
+        As for :func:`splince`.
     keep : str, tuple or list of them, or array of shape (d, k), optional
         Variables whose covariance with x is preserved, or directions.
-    max_amplification, on_infeasible
-        As for :func:`splince`.
-    rank_tol : "auto" or float in [0, 1)
+    max_amplification, on_infeasible, rank_tol
         As for :func:`splince`.
 
     Examples
@@ -254,11 +231,9 @@ def mean_projection(
 
     Parameters
     ----------
-    moments : Moments, Factored or Folds
-        Moments of x and of the erased variables, as for :func:`splince`.
-    erase : str, tuple or list of them
-        Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
-    rank_tol : "auto" or float in [0, 1)
+    moments, erase
+        As for :func:`splince`.
+    rank_tol
         As for :func:`splince`.
 
     Raises

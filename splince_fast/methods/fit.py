@@ -231,7 +231,8 @@ class MethodCall(NamedTuple):
         changed = 0.0 if distortion is None or not variance > 0.0 else distortion / variance
         if not rank_z or variance <= 0.0 or (2 * rank_z < rank and changed <= 0.5):
             return []
-        effect = f", and erasing takes {rank_z} of {rank} dimensions of x"
+        fraction = "" if distortion is None else f" and {changed:.0%} of its variance"
+        effect = f", and erasing takes {rank_z} of {rank} dimensions of x{fraction}"
         texts = [] if self.classes_only else _quantities(stats, self.erase, effect)
         kinds = stats.interpretation[0] or {}
         if not texts and rank_z == rank > 1 and any(name not in kinds for name in self.erase):
@@ -376,7 +377,8 @@ def _quantities(stats: Statistics, names: Sequence[VariableName], effect: str) -
             silent = f", or kinds={{{name!r}: 'classes'}} if these are classes" if effect else ""
             texts.append(
                 f"{name!r} was read as {count} classes{effect}; if this is a quantity, pass "
-                f"kinds={{{name!r}: 'continuous'}} to Moments, the estimator or sf.erase{silent}"
+                f"kinds={{{name!r}: 'continuous'}} or cast it to float{silent}; Moments, "
+                "estimators and sf.erase take kinds="
             )
     return texts
 

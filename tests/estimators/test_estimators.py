@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 import splince_fast as sf
 from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
-from splince_fast.estimators import erasers
+from splince_fast import estimators as erasers
 from splince_fast.exceptions import (
     ConstantVariableError,
     InfeasibleError,

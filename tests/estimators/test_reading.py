@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 import splince_fast as sf
 from splince_fast import LEACE, SAL, SPLINCE, InputError, MeanProjection
-from splince_fast.estimators import base
+from splince_fast import estimators as base
 
 CLASSES = (SPLINCE, LEACE, SAL, MeanProjection)
 METHODS: dict[Any, Callable[..., sf.Projection]] = {
