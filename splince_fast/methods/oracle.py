@@ -42,6 +42,7 @@ from splince_fast._solve.restore import (
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
+from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
 from splince_fast.methods.fit import MethodCall
 from splince_fast.methods.label_columns import (
@@ -71,11 +72,10 @@ def oracle(
     """Erase variables by a map that uses their labels, and keep the covariance with others.
 
     Among the maps r(x, z) that are affine in rows and labels, with Cov(r, z) = 0 and
-    Cov(r, y) = Cov(x, y), the returned map has the least E|r - x|^2. The map changes the rows at
-    most as much as SPLINCE, and it exists in more cases, for example if Cov(x, z) and Cov(x, y)
-    span the same space. Without `keep`, the map is o-LEACE, which shifts all rows of a class by the
-    same vector. o-LEACE therefore keeps the covariance with every variable *within* classes
-    exactly.
+    Cov(r, y) = Cov(x, y), the returned map has the least E|r - x|^2. It changes the rows at most as
+    much as SPLINCE, and exists in more cases, for example if Cov(x, z) and Cov(x, y) span the same
+    space. Without `keep`, the map is o-LEACE, which shifts all rows of a class by the same vector,
+    and so keeps the covariance with every variable *within* classes exactly.
 
     Parameters
     ----------
@@ -90,10 +90,9 @@ def oracle(
     strength : float in [0, 1]
         Fraction of the lost covariance with the kept variables that is restored; 0 is o-LEACE.
     missing : {"splince", "raise"}
-        Treatment of rows without a label: apply SPLINCE, fitted to the same moments with the same
-        `strength` (LEACE without `keep`), or raise LabelError. With SPLINCE, the concept is erased
-        over all rows if labels are missing at random, or if missingness depends on the concept
-        alone.
+        Treatment of rows without a label: apply SPLINCE (LEACE without `keep`), fitted to the same
+        moments, or raise LabelError. With SPLINCE, the concept is erased over all rows if labels
+        are missing at random, or if missingness depends on the concept alone.
 
     Returns
     -------
@@ -148,13 +147,11 @@ def oracle(
     with statistics(total) as stats:
         span_z = span_of(stats, erased, "erase", True)
         span_y = span_of(stats, kept or None, "keep", True)
-        z = [LabelColumns.of(name, stats.variable(name)) for name in erased]
-        y = [LabelColumns.of(name, stats.variable(name)) for name in kept]
-        _check_rows(stats, [*z, *y])
+        z, y = _label_columns(stats, erased), _label_columns(stats, kept)
         Szz = _correlations(stats, z, z)
-        inverse, root = _inverses(Szz)
-        predicted = inverse @ span_z.rows  # Szz^+ Sz^T, (k, d)
-        fit = _Fit(stats, stats.factored(Options(), 0.0), span_z, span_y, predicted, inverse, root)
+        root = _inverse_root(Szz)
+        predicted = root @ (root.T @ span_z.rows)  # Szz^+ Sz^T, (k, d)
+        fit = _Fit(stats, stats.factored(Options(), 0.0), span_z, span_y, predicted, root)
         shifts, mean = _shifts(z, predicted), stats.mean
         restored = None
         if kept:
@@ -198,8 +195,7 @@ class _Fit(NamedTuple):
     span_z: Span  # Sz^T
     span_y: Span  # Sy^T
     predicted: Float  # Szz^+ Sz^T
-    inverse: Float  # Szz^+
-    root: Float  # its symmetric root
+    root: Float  # W, with W W^T = Szz^+
 
     def restored(self, Szy: Float, y: list[LabelColumns], strength: float) -> _Restored:
         """Return B for the label columns `y`; raise InfeasibleError if there is none."""
@@ -213,7 +209,7 @@ class _Fit(NamedTuple):
         else:
             whitened, solved, loss = self._at_fixed_labels(Szy)
         restoration = restore(whitened, solved, span_t, span_y, units, strength)
-        between = Szy.T @ self.inverse @ Szy
+        between = Szy.T @ self.root @ (self.root.T @ Szy)
 
         def remedy(lost: Float) -> str:
             within = float(np.sum((lost @ whitened) ** 2))
@@ -231,7 +227,7 @@ class _Fit(NamedTuple):
         spans = np.concatenate([self.span_z.rows, self.span_y.rows])
         k, d = self.span_z.rows.shape
         white, solved = self.factor.whiten(spans), self.factor.solve(spans)
-        combinations, cosines, basis = np.linalg.svd(self.root @ white[:k], full_matrices=False)
+        combinations, cosines, basis = np.linalg.svd(self.root.T @ white[:k], full_matrices=False)
         correlated = cosines > tolerances.noise(d, 1.0)
         cosines, basis = np.minimum(cosines[correlated], 1.0), basis[correlated]
         # `gain` is the ratio of T^+ to S^+ in each direction. The gain is 0 in directions that z
@@ -239,9 +235,9 @@ class _Fit(NamedTuple):
         squared_sines = 1.0 - cosines**2
         inside = squared_sines > d * tolerances.EPS
         gain = np.where(inside, 1.0 / np.where(inside, squared_sines, 1.0), 0.0)
-        dual = combinations.T[correlated] @ self.root @ solved[:k]
+        dual = combinations.T[correlated] @ self.root.T @ solved[:k]
         dual /= cosines[:, None]  # S^+ L basis^T
-        weights = Szy.T @ self.inverse
+        weights = Szy.T @ self.root @ self.root.T
         residual = white[k:] - weights @ white[:k]  # L^+ Ty, transposed
         along = residual @ basis.T
         whitened = residual + (along * (np.sqrt(gain) - 1.0)) @ basis
@@ -305,12 +301,10 @@ class _Fit(NamedTuple):
 
 
 def _rho(whitened: Float, between: Float, span: Float) -> float | None:
-    """Return the largest rho_o over the combinations v of kept labels that covary with x, or None.
-
-    rho_o = v^T between v / (v^T between v + |v^T whitened|^2) is the variance of the combination
-    that z predicts, divided by the variance that x and z together predict. `whitened` is Ty,
-    transposed and whitened by T; `between` is Szy^T Szz^+ Szy; `span` is Sy, transposed.
-    """
+    """Return the largest rho_o over combinations v of kept labels that covary with x, or None."""
+    # rho_o = v^T between v / (v^T between v + |v^T whitened|^2) is the variance of the combination
+    # that z predicts, divided by the variance that x and z together predict. `whitened` is Ty,
+    # transposed and whitened by T; `between` is Szy^T Szz^+ Szy; `span` is Sy, transposed.
     basis, sizes, _ = np.linalg.svd(span, full_matrices=False)
     basis = basis[:, sizes > tolerances.relative(span.shape[1], "auto") * sizes[0]]
     if not basis.shape[1]:
@@ -322,15 +316,17 @@ def _rho(whitened: Float, between: Float, span: Float) -> float | None:
     return 1.0 - min(max(smallest, 0.0), 1.0)
 
 
-def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
-    """Raise InputError unless every row has a label of every variable in `columns`."""
-    for column in columns:
-        weight = column.variable.weight
-        if not np.isclose(weight, stats.weight, rtol=1e-9, atol=0.0):
+def _label_columns(stats: Statistics, names: list[VariableName]) -> list[LabelColumns]:
+    """Return the label columns; raise InputError unless every row has a label of each variable."""
+    columns = [LabelColumns.of(name, stats.variable(name)) for name in names]
+    for name, variable, *_ in columns:
+        if not np.isclose(variable.weight, stats.weight, rtol=1e-9, atol=0.0):
             raise InputError(
-                f"rows of weight {weight:g} carry a label of {column.name!r}, of {stats.weight:g} "
-                "in all: oracle needs the labels of all rows; accumulate the labelled rows alone"
+                f"rows of weight {variable.weight:g} carry a label of {name!r}, of "
+                f"{stats.weight:g} in all: oracle needs the labels of all rows; accumulate the "
+                "labelled rows alone"
             )
+    return columns
 
 
 def _correlations(
@@ -353,12 +349,11 @@ def _pair_correlations(stats: Statistics, a: LabelColumns, b: LabelColumns) -> F
     return np.asarray(pair[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
 
 
-def _inverses(matrix: Float) -> tuple[Float, Float]:
-    """Return the pseudo-inverse of a correlation matrix, and the symmetric root of this inverse."""
+def _inverse_root(matrix: Float) -> Float:
+    """Return W, (k, r), with W W^T the pseudo-inverse of a correlation matrix of rank r."""
     values, vectors = np.linalg.eigh(matrix)
     positive = values > len(values) * 8 * tolerances.EPS * values[-1]
-    vectors, values = vectors[:, positive], values[positive]
-    return (vectors / values) @ vectors.T, (vectors / np.sqrt(values)) @ vectors.T
+    return np.asarray(vectors[:, positive] / np.sqrt(values[positive]))
 
 
 def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
