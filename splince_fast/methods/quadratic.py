@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_maps import (
@@ -19,18 +23,26 @@ from splince_fast._solve.class_maps import (
 )
 from splince_fast._solve.options import OPTIONS, Option
 from splince_fast._solve.restore import Restoration, inverse_units, largest, restore
-from splince_fast._solve.selection import Selection, names_of
+from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import (
+    ConstantVariableError,
     InputError,
+    LabelError,
     NotEnoughDataError,
     PrecisionWarning,
     UnseenRowsWarning,
 )
-from splince_fast.labels.names import listed
-from splince_fast.methods.classes import ClassStatistics, class_statistics, read_classes
-from splince_fast.methods.label_columns import precision_notes, refuse_lost, variable_reports
+from splince_fast.labels import ClassName
+from splince_fast.labels.names import listed, names_to_json
+from splince_fast.methods.label_columns import (
+    LabelColumns,
+    precision_notes,
+    refuse_lost,
+    variable_reports,
+)
 from splince_fast.moments import Folds, Moments
+from splince_fast.moments.snapshot import statistics
 from splince_fast.projection import Projection
 from splince_fast.report import Report, VariableReport
 
@@ -143,7 +155,7 @@ def quadratic(
             f"erase is {erase!r}; quadratic erases the classes of one variable: make a column of "
             "the joint cells, and pass its name"
         )
-    stats = class_statistics(read_classes(moments, name), keep)
+    stats = _classes_of(_read_classes(moments, name), keep)
     support, units = support_of(stats.pooled, stats.roundoff), stats.units
     shrunk = intensity * stats.pooled + (1.0 - intensity) * stats.covariances
     smallest = int(np.argmin(stats.rows))
@@ -180,7 +192,122 @@ def quadratic(
     return ConditionalEraser([shift], after, None, maps=maps, method=label, report=report)
 
 
-def _restoration(stats: ClassStatistics, solution: ClassMaps) -> Restoration:
+def _read_classes(moments: object, name: str) -> dict[ClassName, Moments]:
+    """Return the moments of each class of the variable `name` that has rows."""
+    if isinstance(moments, Folds):
+        moments = moments.total
+    if isinstance(moments, Mapping):
+        parts = {c.item() if isinstance(c, np.generic) else c: m for c, m in moments.items()}
+        names_to_json(parts)  # raises LabelError if a key cannot name a class
+        parts = {c: m.total if isinstance(m, Folds) else m for c, m in parts.items()}
+        if not all(isinstance(part, Moments) for part in parts.values()):
+            raise InputError("a mapping must hold the Moments of each class")
+    elif not isinstance(moments, Moments):
+        raise InputError(
+            f"moments is {described_type(moments)}; pass Moments(by={name!r}), or a mapping of "
+            "classes to moments"
+        )
+    elif moments.parameters.by == name:  # the key None stands for the rows without a label
+        parts = {c: part for c, part in moments.by_class.items() if c is not None}
+    elif moments.variables.get(name) == "continuous":
+        raise LabelError(
+            f"the variable {name!r} is continuous and has no class covariances; bin it into "
+            "classes, such as np.digitize(z, np.quantile(z, [0.25, 0.5, 0.75]))"
+        )
+    else:
+        by = moments.parameters.by
+        raise InputError(
+            f"quadratic needs the covariance of x in each class of {name!r}, and these moments "
+            f"keep {'only that of all rows' if by is None else f'those of {by!r}'}; accumulate "
+            f"them with sf.Moments(by={name!r})"
+        )
+    parts = {c: part for c, part in parts.items() if part.n_rows}
+    if len(parts) < 2:
+        raise ConstantVariableError(
+            f"the variable {name!r}, to be erased, has {len(parts)} class with rows; check the "
+            "labels"
+        )
+    if any(p.parameters.is_diagonal or p.parameters.subsample < 1 for p in parts.values()):
+        raise InputError(
+            "quadratic needs the covariance of each class from all rows; accumulate without "
+            "covariance_type='diag' or subsample="
+        )
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """Moments of k classes; covariances are in units u, the deviations of x within classes."""
+
+    # Features that are constant within classes have the covariance 0. Label columns y are those of
+    # the kept variables, in units of their standard deviations over all rows.
+
+    total: Moments  # of the rows of all classes
+    columns: list[LabelColumns]  # y
+    span: Span  # Cov(x, y) over all rows, for the report
+    names: list[ClassName]
+    rows: Float  # (k,): number of rows
+    fractions: Float  # (k,): p_c
+    means: Float  # (k, d), in units of x
+    units: Float  # (d,): u
+    deviations: Float  # (d,): standard deviations over all rows, 0 for constant features
+    covariances: Float  # (k, d, d): S_c, ddof = 0
+    crosses: Float  # (k, d, q): S_cy
+    roundoff: float  # unit roundoff of the products that were summed
+
+    @property
+    def mean(self) -> Float:
+        """Mean of x over all rows, (d,), in units of x."""
+        return np.asarray(self.fractions @ self.means)
+
+    @property
+    def pooled(self) -> Float:
+        """S_w = sum p_c S_c, (d, d)."""
+        return np.asarray(np.tensordot(self.fractions, self.covariances, 1))
+
+
+def _classes_of(classes: dict[ClassName, Moments], keep: Selection | None) -> _Classes:
+    """Return the moments of each class as arrays, with the label columns to keep."""
+    if keep is not None and not isinstance(keep, str | tuple | list):
+        raise InputError(
+            "keep holds directions; quadratic keeps the covariance with variables, by name"
+        )
+    names = None if keep is None else names_of(keep, "keep")
+    total, kept, parts = reduce(add, classes.values()), [], list(classes.values())
+    with statistics(total) as stats:
+        span = span_of(stats, names, "keep", True)
+        for name in names or ():
+            variable = stats.variable(name)
+            if variable.n_rows != stats.n_rows:
+                raise InputError(
+                    f"{stats.n_rows - variable.n_rows:,} of {stats.n_rows:,} rows have no "
+                    f"label of {name!r}; leave these rows out"
+                )
+            kept.append(LabelColumns.of(name, variable.copy()))
+        deviations = np.sqrt(stats.variances)
+        constant = tolerances.CONSTANT * np.abs(stats.mean)
+    deviations[deviations <= constant] = 0.0
+    weights = np.array([part.weight for part in parts])
+    fractions, covariances = weights / weights.sum(), [part.covariance(ddof=0) for part in parts]
+    within = np.sqrt(sum(p * np.diagonal(s) for p, s in zip(fractions, covariances, strict=True)))
+    within[within <= constant] = 0.0
+    inverse = inverse_units(within)
+    crosses = []
+    for part in parts:
+        columns = [np.zeros((len(within), 0))]
+        with statistics(part) as stats:
+            columns += [column.within(stats.variable(column.name)) for column in kept]
+        crosses.append(np.hstack(columns) * inverse[:, None])
+    return _Classes(
+        total, kept, span, list(classes), np.array([part.n_rows for part in parts]),
+        fractions, np.stack([part.mean for part in parts]),
+        np.where(within > 0, within, np.where(deviations > 0, deviations, 1.0)), deviations,
+        np.stack([s * inverse[:, None] * inverse for s in covariances]), np.stack(crosses),
+        max(part._state().unit_roundoff for part in parts),
+    )  # fmt: skip
+
+
+def _restoration(stats: _Classes, solution: ClassMaps) -> Restoration:
     """Return the map that restores Cov(x, y) after QLEACE."""
     # All classes share the coordinates in which G_c whitens class c. There,
     # Cov(t, y) = sum p_c G_c U^T S_cy for the erased rows t = U R (...).
@@ -192,7 +319,7 @@ def _restoration(stats: ClassStatistics, solution: ClassMaps) -> Restoration:
     return restore(whitened, solved, span_t, stats.span.rows, stats.deviations, 1.0)
 
 
-def _noise_text(stats: ClassStatistics, support: Support) -> str:
+def _noise_text(stats: _Classes, support: Support) -> str:
     """Return the warning about sampling noise in the class covariances, or ""."""
     # The squared difference of the whitened covariances D_c of k classes is sum |D_c - D|^2 / k,
     # with D their mean. Sampling noise adds about (k - 1) / k^2 sum r (r + 1) / n_c, for the rank r
@@ -213,7 +340,7 @@ def _noise_text(stats: ClassStatistics, support: Support) -> str:
 
 
 def _report(
-    label: str, name: str, stats: ClassStatistics, support: Support, shrunk: Float, maps: Float,
+    label: str, name: str, stats: _Classes, support: Support, shrunk: Float, maps: Float,
     restoration: Restoration | None, intensity: float, noise_text: str,
 ) -> Report:  # fmt: skip
     """Return the report; `shrunk` and `maps`, (k, d, d), are in the units of `stats`."""

@@ -1,6 +1,6 @@
 """Quadratic erasure through moments: guarantees, shrinkage, errors and rows of any kind.
 
-Modules: `methods.classes`.
+Modules: `methods.quadratic`, `_solve.class_maps`.
 """
 
 from __future__ import annotations
