@@ -336,6 +336,7 @@ class MethodCall(NamedTuple):
         order = np.argsort(-norms)
         amplifying = order[norms[order] >= _AMPLIFYING * norms[order[0]]]
         variance = float(stats.variances.sum())
+        ratio = float(stats.variances[amplifying].max() * len(stats.mean) / variance) ** 0.5
         if self.whitened and refit and self.refinement is None and not self.options.shrinkage:
             if isinstance(stats, Factored):
                 remedies.append(f"moments.factored({_SHRINKAGE:g})")
@@ -349,9 +350,10 @@ class MethodCall(NamedTuple):
         if offset > _OFFSET:
             remedies.append(f"centred rows (the mean is {offset:.0e} standard deviations from 0)")
         return (
-            f"the eraser is sensitive to rounding: that of float32 rows changes erased rows by "
-            f"{effect:.1e} of their standard deviation, because of feature(s) "
-            f"{abbreviated(amplifying, stats.feature_names)}; drop these, or use "
+            "the eraser is sensitive to rounding: that of float32 rows changes erased rows by "
+            f"{effect:.1e} of their deviation, because of feature(s) "
+            f"{abbreviated(amplifying, stats.feature_names)}, with standard deviations up to "
+            f"{ratio:.1e} times the root mean square; drop these, or use "
             + (" or ".join(remedies) or "rows in float64")
         )
 
