@@ -228,12 +228,13 @@ class _Fit(NamedTuple):
         k, d = self.span_z.rows.shape
         white, solved = self.factor.whiten(spans), self.factor.solve(spans)
         combinations, cosines, basis = np.linalg.svd(self.root.T @ white[:k], full_matrices=False)
-        correlated = cosines > tolerances.noise(d, 1.0)
+        noise = tolerances.noise(d, 1.0)
+        correlated = cosines > noise
         cosines, basis = np.minimum(cosines[correlated], 1.0), basis[correlated]
         # `gain` is the ratio of T^+ to S^+ in each direction. The gain is 0 in directions that z
-        # determines, because they are not in the range of T.
+        # determines, up to the rounding error of c, because they are not in the range of T.
         squared_sines = 1.0 - cosines**2
-        inside = squared_sines > d * tolerances.EPS
+        inside = squared_sines > 2.0 * noise
         gain = np.where(inside, 1.0 / np.where(inside, squared_sines, 1.0), 0.0)
         dual = combinations.T[correlated] @ self.root.T @ solved[:k]
         dual /= cosines[:, None]  # S^+ L basis^T
