@@ -113,9 +113,8 @@ def oracle(
     Warns
     -----
     PrecisionWarning
-        The map amplifies deviations from the mean more than 1e4 times; a residual is above its
-        bound; or x nearly determines the labels: 1 / (1 - c^2) is above 1e4 for a canonical
-        correlation c of x and labels.
+        The map amplifies deviations more than 1e4 times; a residual is above its bound; or
+        1 / (1 - c^2) is above 1e4 for a canonical correlation c of x and labels.
 
     Examples
     --------

@@ -112,10 +112,8 @@ def quadratic(
     InputError
         The moments were made without ``by=``, or with a sample or "diag"; rows have no label of a
         kept variable; or a parameter is out of range.
-    LabelError
-        The concept is continuous.
-    ConstantVariableError
-        The concept or a kept variable has a single value.
+    LabelError, ConstantVariableError
+        The concept is continuous; the concept or a kept variable has a single value.
     InfeasibleError
         A combination of kept labels covaries with x over all rows, but not within the classes; or
         more combinations are kept than x has dimensions within the classes.

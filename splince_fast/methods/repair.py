@@ -59,12 +59,9 @@ def repair(
         B = I + X H^+ K^T,    K = T^+ Cov(t, y),    H = Cov(t, y)^T K
 
     Repair after LEACE gives the rows of SPLINCE (proofs_check 8.1). Repair after SAL does not,
-    because the change is measured from t and not from x.
-
-    B may change every feature. The change does not depend on features of t with a standard
-    deviation below 5e-7 times the root mean square standard deviation of x, or below 5e-7 times the
-    standard deviation of the same feature of x, because such a variation is rounding error of the
-    eraser.
+    because the change is measured from t and not from x. The change does not depend on features of
+    t with a standard deviation below 5e-7 times the root mean square of those of x, or below 5e-7
+    times that of the same feature of x, because such a variation is rounding error of the eraser.
 
     Parameters
     ----------
@@ -98,25 +95,18 @@ def repair(
     ------
     InfeasibleError
         A combination of labels covaries with x, but not with the erased rows; the message names it.
-    UnknownVariableError
-        A variable is missing in one of the moments.
-    ConstantVariableError
-        A variable has a single value.
-    IncompatibleMomentsError
-        The kind or the columns of a variable differ between the moments.
-    InputError
-        The number or names of features differ; the number, classes, means or standard deviations of
-        labels differ; the moments of the erased rows have no covariance; the factor of a snapshot
-        uses features that are rounding error; `keep` holds directions; `strength` is out of range.
-    NotEnoughDataError
-        The moments have no rows.
+    UnknownVariableError, ConstantVariableError, NotEnoughDataError
+        A variable is missing in one of the moments, or has a single value; there are no rows.
+    IncompatibleMomentsError, InputError
+        Features or labels differ between the moments; the moments of the erased rows have no
+        covariance, or a factor that uses features that are rounding error; `keep` holds directions;
+        `strength` is out of range.
 
     Warns
     -----
     PrecisionWarning
         An amplification above 1e4, a residual above its bound, or a sensitivity above 1e-3
-        (:class:`Report`): little covariance with the variables is left in the erased rows, and the
-        map amplifies its noise.
+        (:class:`Report`).
 
     Examples
     --------
