@@ -18,7 +18,6 @@ import pytest
 import sklearn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError, UnsetMetadataPassedError
 from sklearn.linear_model import LogisticRegression
@@ -98,36 +97,6 @@ def covariance(X: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 # --- what they compute --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("estimator", "method"),
-    [
-        (SPLINCE(max_amplification=50, shrinkage=0.1, solver="eigh"),
-         lambda m: sf.splince(m, erase="concept", keep="task", max_amplification=50,
-                              shrinkage=0.1, solver="eigh")),
-        (LEACE(null_space="drop", shrinkage="oas", rank_tol=1e-3),
-         lambda m: sf.leace(m, erase="concept", null_space="drop", shrinkage="oas",
-                            rank_tol=1e-3)),
-        (SAL(rank_tol=0.999), lambda m: sf.sal(m, erase="concept", rank_tol=0.999)),
-        (MeanProjection(rank_tol=0.999),
-         lambda m: sf.mean_projection(m, erase="concept", rank_tol=0.999)),
-    ],
-)  # fmt: skip
-def test_each_is_its_method_with_all_its_parameters(
-    data: Data, estimator: Any, method: Callable[[sf.Moments], sf.Projection]
-) -> None:
-    X, y, z = data
-    labels = {"concept": z, "task": y} if isinstance(estimator, SPLINCE) else {"concept": z}
-    expected = method(sf.Moments().update(X, labels))
-    estimator.fit(X, y, concept=z)
-    assert np.array_equal(estimator.projection_.left, expected.left)
-    assert np.array_equal(estimator.projection_.right, expected.right)
-    assert np.array_equal(estimator.transform(X), expected(X))
-    assert estimator.report_ == expected.report
-    assert estimator.report_.method == type(estimator).__name__
-    default = clone(estimator).set_params(**type(estimator)().get_params()).fit(X, y, concept=z)
-    assert distance(default, estimator) > 1e-6  # control: the parameters have an effect
 
 
 @pytest.mark.parametrize("kind", [LEACE, SAL, MeanProjection])

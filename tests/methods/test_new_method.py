@@ -34,8 +34,7 @@ def test_a_method_that_leaves_part_of_a_variable_says_so(
     clean, eraser = sf.erase(X, z, method="leading")
     moments = sf.Moments().update(X, {"concept": z})
     before, after = (
-        m.cross_covariance("concept")
-        for m in (moments, sf.Moments().update(clean, {"concept": z}))
+        m.cross_covariance("concept") for m in (moments, sf.Moments().update(clean, {"concept": z}))
     )
     assert eraser.method == "Leading"
     report: Any = eraser.report

@@ -99,36 +99,31 @@ def test_canonical_correlations_are_those_of_splince():
         assert np.allclose(ours.singular_values, theirs.singular_values, atol=1e-9)
 
 
-def test_a_mapping_of_moments_or_folds_is_the_same():
-    X, labels = data()
-    parts = {c: {n: v[labels["z"] == c] for n, v in labels.items()} for c in "ab"}
-    rows = {c: X[labels["z"] == c] for c in "ab"}
-    one = quiet(moments(X, labels), erase="z", keep="y")
-    two = quiet(
-        {c: sf.Moments().update(rows[c], parts[c]) for c in "ab"},
-        erase="z", keep="y",
-    )  # fmt: skip
-    assert np.allclose(one.maps, two.maps, atol=1e-8)
-    for source in (sf.Folds(2, by="z").update(X, labels),
-                   {c: sf.Folds(2).update(rows[c], parts[c]) for c in "ab"}):  # fmt: skip
-        total = quiet(source, erase="z", keep="y")
-        assert np.allclose(one.maps, total.maps, atol=1e-8)
-
-
 @pytest.mark.parametrize("dtype", [int, bool, str])
-def test_classes_of_a_mapping_may_be_numpy_scalars(dtype, tmp_path):
+@pytest.mark.parametrize("kind", ["moments", "folds", "folds of all"])
+def test_a_mapping_of_classes_is_the_same(kind, dtype, tmp_path):
+    """Classes are NumPy scalars."""
     X, labels = data()
     z = (labels["z"] == "b").astype(dtype)
-    by_name = {c: sf.Moments().update(X[z == c]) for c in np.unique(z)}
-    eraser = sf.quadratic(by_name, erase="z", shrinkage=0.1)
-    plain = sf.quadratic(moments(X, {"z": z}), erase="z", shrinkage=0.1)
-    np.testing.assert_allclose(eraser(X, {"z": z}), plain(X, {"z": z}), atol=1e-9)
+    labels = {"y": labels["y"], "z": z}
+    plain = quiet(moments(X, labels), erase="z", keep="y")
+    if kind == "folds of all":
+        source = sf.Folds(2, by="z").update(X, labels)
+    else:
+        source = {
+            c: (sf.Folds(2) if kind == "folds" else sf.Moments()).update(
+                X[z == c], {"y": labels["y"][z == c]}
+            )
+            for c in np.unique(z)
+        }
+    eraser = quiet(source, erase="z", keep="y")
+    np.testing.assert_allclose(eraser.maps, plain.maps, atol=1e-8)
     eraser.save(tmp_path / "e")
     np.testing.assert_array_equal(sf.load_eraser(tmp_path / "e")(X, z), eraser(X, z))
-    with pytest.raises(LabelError, match="cannot name a class"):
-        sf.quadratic(
-            {float(c): m for c, m in zip((0, 1), by_name.values(), strict=True)}, erase="z"
-        )
+    if kind == "moments":
+        floats = {float(i): part for i, part in enumerate(source.values())}
+        with pytest.raises(LabelError, match="cannot name a class"):
+            sf.quadratic(floats, erase="z")
 
 
 def test_rows_without_a_label_of_the_concept_are_in_no_class():
