@@ -450,36 +450,29 @@ class _Eraser(ErasingTransformer):
 
     def _check_incremental(self) -> None:
         """Raise InputError for parameters that need all rows at once, which only `fit` has."""
-        if self.shrinkage == "cv":
-            raise InputError(
-                "shrinkage='cv' is chosen on folds, in fit only; pass the intensity that "
-                "fit chose (report_.shrinkage), or 'oas'"
-            )
-        if self.passes:
-            raise InputError(
-                f"passes={self.passes} needs extra passes over the rows, in fit only; leave out "
-                "passes, or pass refine= to the method"
-            )
-        if isinstance(self.subsample, str):
-            raise InputError(
-                "subsample='auto' depends on the number of all rows, in fit only; pass a number, "
-                "such as 22 * d / n for d features and about n rows"
-            )
+        checks = (
+            ("shrinkage", self.shrinkage == "cv", "is chosen on folds, in fit only; pass the "
+             "intensity that fit chose (report_.shrinkage), or 'oas'"),
+            ("passes", self.passes, "needs extra passes over the rows, in fit only; leave it out, "
+             "or pass refine= to the method"),
+            ("subsample", isinstance(self.subsample, str), "depends on the number of all rows, in "
+             "fit only; pass a number, such as 22 * d / n for d features and about n rows"),
+        )  # fmt: skip
+        for name, is_given, text in checks:
+            if is_given:
+                raise InputError(f"{name}={getattr(self, name)!r} {text}")
 
     def _check_variables(self, erased: list[str], kept: list[str]) -> None:
         """Raise LabelError unless the variables have the same names as in earlier blocks."""
-        earlier, current = (
-            [sorted(names or (), key=str) for names in pair]
-            for pair in ((self.erased_, self.kept_), (erased, kept))
-        )
-        if earlier != current:
-            before, now = (
-                [listed(names) or "nothing" for names in pair] for pair in (earlier, current)
-            )
-            raise LabelError(
-                f"{type(self).__name__} was fitted to erase {before[0]} and keep {before[1]}; now "
-                f"it gets {now[0]} and {now[1]}; pass the same variables under the same names"
-            )
+        roles = ("erase", self.erased_, erased), ("keep", self.kept_ or [], kept)
+        for role, *variables in roles:
+            before, now = (sorted(names, key=str) for names in variables)
+            if before != now:
+                raise LabelError(
+                    f"{type(self).__name__} was fitted to {role} {listed(before) or 'nothing'}, "
+                    f"and now gets {listed(now) or 'nothing'}; pass the same variables under the "
+                    "same names"
+                )
 
     @classmethod
     def from_moments(
