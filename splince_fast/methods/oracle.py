@@ -151,17 +151,13 @@ def oracle(
         root = _inverse_root(Szz)
         predicted = root @ (root.T @ span_z.rows)  # Szz^+ Sz^T, (k, d)
         fit = _Fit(stats, stats.factored(Options(), 0.0), span_z, span_y, predicted, root)
-        shifts, mean = _shifts(z, predicted), stats.mean
-        restored = None
-        if kept:
-            restored = fit.restored(_correlations(stats, z, y), y, float(strength))
+        restored = fit.restored(z, y, float(strength))
         report = fit.report(restored, span_z.rows - Szz @ predicted, float(strength))
-        left, right = np.empty((2, 0, len(mean)))
-        if restored is not None:
-            left, right = restored.map.left, restored.map.right
-        names = stats.feature_names
-        after = Projection._make(left, right, mean, method="oracle", feature_names=names)
-        fallback = None
+        shifts, fallback = _shifts(z, predicted), None
+        after = Projection._make(
+            restored.map.left, restored.map.right, stats.mean, method="oracle",
+            feature_names=stats.feature_names,
+        )  # fmt: skip
         if missing == "splince":
             label, options = ("SPLINCE", Options(strength=strength)) if kept else ("LEACE", None)
             call = MethodCall(label, erased, kept or None, options or Options())
@@ -196,9 +192,13 @@ class _Fit(NamedTuple):
     predicted: Float  # Szz^+ Sz^T
     root: Float  # W, with W W^T = Szz^+
 
-    def restored(self, Szy: Float, y: list[LabelColumns], strength: float) -> _Restored:
+    def restored(self, z: list[LabelColumns], y: list[LabelColumns], strength: float) -> _Restored:
         """Return B for the label columns `y`; raise InfeasibleError if there is none."""
         stats, span_z, span_y = self.stats, self.span_z.rows, self.span_y.rows
+        if not y:  # B is the identity; `span_y` is empty
+            figures = 0.0, 0.0, None, 0.0, span_y, span_y, span_y, np.zeros(0), 1.0
+            return _Restored(Restoration(span_y, span_y, span_y, *figures), None, 1.0)
+        Szy = _correlations(stats, z, y)
         span_t, units = span_y - Szy.T @ self.predicted, np.sqrt(stats.variances)
         intensity, loss = stats.intensity(Options()), 1.0
         if intensity and not stats.is_diagonal:
@@ -244,59 +244,53 @@ class _Fit(NamedTuple):
         solved_residual = solved[k:] - weights @ solved[:k] + (along * (gain - 1.0)) @ dual
         return whitened, solved_residual, float(gain.max(initial=1.0))
 
-    def report(self, restored: _Restored | None, residual_z: Float, strength: float) -> Report:
+    def report(self, restored: _Restored, residual_z: Float, strength: float) -> Report:
         """Return the report; `residual_z` is Cov(t, z), transposed: zero up to rounding."""
         stats, factor, span_z, predicted = self.stats, self.factor, self.span_z, self.predicted
+        left, right, rows = restored.map.left, restored.map.right, span_z.rows
         variance, shrinkage = float(stats.variances.sum()), stats.intensity(Options())
-        minimum, d = float(np.sum(span_z.rows * predicted)), len(stats.mean)
+        minimum, d = float(np.sum(rows * predicted)), len(stats.mean)
         noise, scales = tolerances.noise(d, 1.0), inverse_units(np.sqrt(stats.variances))
-        added: float | None = 0.0
-        amplification, notes = 1.0, [NEEDS_LABELS]
-        if restored is not None:
-            left, right = restored.map.left, restored.map.right
-            amplification, added = restored.map.amplification, restored.map.change
-            residual_z = residual_z - (residual_z @ right.T) @ left
-            if stats.sample is not None or shrinkage:  # another matrix than Cov(x) was factored
-                gram = stats.gram(right) - (right @ span_z.rows.T) @ (predicted @ right.T)
-                added = change(left, right, gram, stats.variances)
+        amplification, added = restored.map.amplification, restored.map.change
+        residual_z = residual_z - (residual_z @ right.T) @ left
+        distortion: float | None = minimum + added
+        if stats.sample is not None or shrinkage:  # another matrix than Cov(x) was factored
+            gram = stats.gram(right) - (right @ rows.T) @ (predicted @ right.T)
+            measured = change(left, right, gram, stats.variances)
+            distortion = None if measured is None else minimum + measured
+        if stats.is_diagonal and self.span_y.names:  # the variances do not determine it
+            distortion = None
         bound = tolerances.residual(d, 1.0, amplification)
 
         def figures(part: slice) -> tuple[float, float]:
-            size = largest(span_z.rows[part] * scales)
+            size = largest(rows[part] * scales)
             return (largest(residual_z[part] * scales) / size if size else 0.0), bound
 
-        variables = variable_reports("erased", span_z, factor.whiten(span_z.rows), noise, figures)
-        checked = variables
-        if restored is not None:
-            kept = "kept", self.span_y, factor.whiten(self.span_y.rows), noise
-            # The residual includes the part that `strength` leaves out; the check does not.
-            checked = variables + variable_reports(*kept, restored.map.figures)
-            lost = partial(restored.map.figures, lost=True)
-            variables = variables + variable_reports(*kept, lost)
-        notes += precision_notes(
-            checked, amplification,
+        erased = variable_reports("erased", span_z, factor.whiten(rows), noise, figures)
+        kept = "kept", self.span_y, factor.whiten(self.span_y.rows), noise
+        # The residual includes the part that `strength` leaves out; the check does not.
+        lost = variable_reports(*kept, partial(restored.map.figures, lost=True))
+        notes = precision_notes(
+            erased + variable_reports(*kept, restored.map.figures), amplification,
             f"little of the covariance with {listed(self.span_y.names)} is left at fixed labels",
             "keep fewer variables, or pass strength= below 1",
         )  # fmt: skip
-        if restored is not None and restored.precision_loss > tolerances.AMPLIFICATION:
+        if restored.precision_loss > tolerances.AMPLIFICATION:
             notes.append(
                 f"x nearly determines the labels of {listed(span_z.names)}: 1 / (1 - c^2) is "
                 f"{restored.precision_loss:.1e}, and rounding errors grow by this factor; leave "
                 "out the features that are copies of the labels"
             )
-        # The distortion is unknown if the variances replace Cov(x).
-        measured = added is not None and (not stats.is_diagonal or restored is None)
-        fraction, sample = 1.0 / variance if variance else 0.0, stats.sample
-        rho = None if restored is None or shrinkage else restored.rho
+        sample, total = stats.sample, variance or np.inf
         return Report(
             method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,
-            rank_covariance=factor.rank, rank=0 if restored is None else len(restored.map.left),
-            variables=tuple(variables), dropped=0, cosines=(), amplification=amplification,
-            rho=None, distortion=(minimum + (added or 0.0)) * fraction if measured else None,
-            distortion_leace=None, solver=factor.solver, tolerance=noise, shrinkage=shrinkage,
-            warnings=tuple(notes), strength=strength,
+            rank_covariance=factor.rank, rank=len(left), variables=(*erased, *lost), dropped=0,
+            cosines=(), amplification=amplification, rho=None,
+            distortion=None if distortion is None else distortion / total, distortion_leace=None,
+            solver=factor.solver, tolerance=noise, shrinkage=shrinkage,
+            warnings=(NEEDS_LABELS, *notes), strength=strength,
             sampling=None if sample is None else Sampling(sample.n_rows, None),
-            oracle=OracleFit(minimum * fraction, rho),
+            oracle=OracleFit(minimum / total, None if shrinkage else restored.rho),
         )  # fmt: skip
 
 
