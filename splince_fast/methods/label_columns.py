@@ -97,6 +97,12 @@ def _combination(weights: Float, columns: Sequence[LabelColumns]) -> str:
     return text + (" + ..." if len(named) > _TERMS else "")
 
 
+def unchanged(empty: Float) -> Restoration:
+    """Return the identity, which restores nothing; `empty` is (0, d)."""
+    factors, errors = (empty, empty, empty), (empty, empty, empty, np.zeros(0))
+    return Restoration(*factors, 0.0, 0.0, None, 0.0, *errors, 1.0)
+
+
 def refuse_lost(
     restoration: Restoration, method: str, columns: Sequence[LabelColumns],
     remedy: Callable[[Float], str],

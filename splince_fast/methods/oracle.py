@@ -49,6 +49,7 @@ from splince_fast.methods.label_columns import (
     LabelColumns,
     precision_notes,
     refuse_lost,
+    unchanged,
     variable_reports,
 )
 from splince_fast.moments import Folds, Moments
@@ -195,9 +196,8 @@ class _Fit(NamedTuple):
     def restored(self, z: list[LabelColumns], y: list[LabelColumns], strength: float) -> _Restored:
         """Return B for the label columns `y`; raise InfeasibleError if there is none."""
         stats, span_z, span_y = self.stats, self.span_z.rows, self.span_y.rows
-        if not y:  # B is the identity; `span_y` is empty
-            figures = 0.0, 0.0, None, 0.0, span_y, span_y, span_y, np.zeros(0), 1.0
-            return _Restored(Restoration(span_y, span_y, span_y, *figures), None, 1.0)
+        if not y:
+            return _Restored(unchanged(span_y), None, 1.0)
         Szy = _correlations(stats, z, y)
         span_t, units = span_y - Szy.T @ self.predicted, np.sqrt(stats.variances)
         intensity, loss = stats.intensity(Options()), 1.0

@@ -39,6 +39,7 @@ from splince_fast.methods.label_columns import (
     LabelColumns,
     precision_notes,
     refuse_lost,
+    unchanged,
     variable_reports,
 )
 from splince_fast.moments import Folds, Moments
@@ -172,13 +173,12 @@ def quadratic(
             "features that are constant in that class alone, or rows that repeat. Pass shrinkage= "
             "above 0"
         ) from error
-    label, maps, restoration = "QLEACE", solution.maps, None
-    if keep is not None:
-        label, restoration = "repair @ QLEACE", _restoration(stats, solution)
-        remedy = "use sf.oracle, which does not make the covariances equal"
-        refuse_lost(restoration, "quadratic", stats.columns, lambda _: remedy)
-        left, right = restoration.left / units, restoration.right * units
-        maps = maps - left.T @ (right @ maps)
+    label = "QLEACE" if keep is None else "repair @ QLEACE"
+    restoration = _restoration(stats, solution)
+    remedy = "use sf.oracle, which does not make the covariances equal"
+    refuse_lost(restoration, "quadratic", stats.columns, lambda _: remedy)
+    left, right = restoration.left / units, restoration.right * units
+    maps = solution.maps - left.T @ (right @ solution.maps)
     noise = "" if intensity else _noise_text(stats, support)
     report = _report(label, name, stats, support, shrunk, maps, restoration, intensity, noise)
     for note in report.warnings[1:]:
@@ -307,6 +307,8 @@ def _classes_of(classes: dict[ClassName, Moments], keep: Selection | None) -> _C
 
 def _restoration(stats: _Classes, solution: ClassMaps) -> Restoration:
     """Return the map that restores Cov(x, y) after QLEACE."""
+    if not stats.columns:
+        return unchanged(stats.span.rows)
     # All classes share the coordinates in which G_c whitens class c. There,
     # Cov(t, y) = sum p_c G_c U^T S_cy for the erased rows t = U R (...).
     basis, root = solution.support.basis, solution.root
@@ -339,7 +341,7 @@ def _noise_text(stats: _Classes, support: Support) -> str:
 
 def _report(
     label: str, name: str, stats: _Classes, support: Support, shrunk: Float, maps: Float,
-    restoration: Restoration | None, intensity: float, noise_text: str,
+    restoration: Restoration, intensity: float, noise_text: str,
 ) -> Report:  # fmt: skip
     """Return the report; `shrunk` and `maps`, (k, d, d), are in the units of `stats`."""
     p, d, units = stats.fractions, len(stats.units), stats.units
@@ -370,23 +372,22 @@ def _report(
     variables = [
         VariableReport(name, "erased", rank, correlations, residual, relative * rounding, kind)
     ]
+    after = np.einsum("c,cij,cjq->qi", p, maps, stats.crosses, optimize=True) * units
+    error = (after - stats.span.rows) * inverse_units(stats.deviations)
+    whitened = support.whitener.T @ (stats.span.rows / units).T
+    shrinkage = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
+    whitened = (whitened - (u * shrinkage) @ (u.T @ whitened)).T  # whitened by Cov(x)
+
+    def figures(part: slice) -> tuple[float, float]:
+        size, (_, bound) = largest(restoration.span[part]), restoration.figures(part)
+        if not size:
+            return 0.0, 0.0
+        return largest(error[part]) / size, bound + relative * amplification / size
+
+    variables += variable_reports("kept", stats.span, whitened, noise, figures)
     cause = f"some direction varies far less in one class of {name!r} than in the others"
-    if restoration is not None:
-        after = np.einsum("c,cij,cjq->qi", p, maps, stats.crosses, optimize=True) * units
-        error = (after - stats.span.rows) * inverse_units(stats.deviations)
-        whitened = support.whitener.T @ (stats.span.rows / units).T
-        shrinkage = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
-        whitened = (whitened - (u * shrinkage) @ (u.T @ whitened)).T  # whitened by Cov(x)
-
-        def figures(part: slice) -> tuple[float, float]:
-            size, (_, bound) = largest(restoration.span[part]), restoration.figures(part)
-            if not size:
-                return 0.0, 0.0
-            return largest(error[part]) / size, bound + relative * amplification / size
-
-        variables += variable_reports("kept", stats.span, whitened, noise, figures)
-        names = listed(stats.span.names)
-        cause += f", or little of the covariance with {names} is left within the classes"
+    if kept := listed(stats.span.names):
+        cause += f", or little of the covariance with {kept} is left within the classes"
     precise = precision_notes(variables, amplification, cause, "pass shrinkage= above 0")
     # If the class means differ only on the support of S_w, LEACE removes the variance
     # |Cov(x) W u|^2 / (1 + size^2) for each left singular vector u with the singular value `size`.
