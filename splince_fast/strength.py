@@ -25,8 +25,7 @@ Float = NDArray[np.float64]
 
 # `conclusion` states an association for p-values below the first threshold, and less association
 # than random labels have for p-values above the second.
-_ASSOCIATED = 0.01
-_LESS_THAN_CHANCE = 1.0 - 1e-4
+_ASSOCIATED, _LESS_THAN_CHANCE = 0.01, 1.0 - 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +37,10 @@ class ConceptStrength:
     name : str
         Name of the concept.
     correlations : tuple of float
-        The min(rank_x, rank_z) sample canonical correlations between x and the concept,
-        descending. They are positive even without an association.
+        Sample canonical correlations between x and the concept, descending. They are positive even
+        without an association.
     pillai : float
-        Pillai trace V, the sum of the squared canonical correlations; for a binary concept or a
-        single column V is R^2.
+        Pillai trace V, the sum of their squares; R^2 for a binary concept or a single column.
     chance : float
         Mean of V over all permutations of the labels: rank_x rank_z / (n - 1), exact for any x.
     r2 : float or None
@@ -50,8 +48,8 @@ class ConceptStrength:
         1 - (1 - V / rank_z) (n - 1) / (n - 1 - rank_x), with the mean 0 over all permutations. None
         if x fits any labels.
     p_value : float
-        Probability that randomly permuted labels give at least the observed V, for Gaussian x:
-        exact if rank_x or rank_z is 1, otherwise an F approximation. 1 if `r2` is None.
+        Probability that permuted labels give at least V, for Gaussian x: exact if rank_x or rank_z
+        is 1, otherwise an F approximation. 1 if `r2` is None.
     n : int
         Sample size: weight sum of the rows of x, rounded to an integer.
     rank_x, rank_z : int
@@ -61,9 +59,8 @@ class ConceptStrength:
     --------
     >>> import numpy as np
     >>> import splince_fast as sf
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.integers(0, 2, size=400)
-    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0])
+    >>> z = np.arange(400) % 2
+    >>> X = np.random.default_rng(0).normal(size=(400, 4)) + z[:, None]
     >>> result = sf.concept_strength(sf.Moments().update(X, {"z": z}), "z")
     >>> result.name, len(result.correlations), result.pillai > result.chance, result.p_value < 1e-6
     ('z', 1, True, True)
@@ -81,11 +78,7 @@ class ConceptStrength:
 
     @property
     def conclusion(self) -> str:
-        """Conclusion in words: there is an association if the p-value is below 0.01.
-
-        A p-value above 0.9999, "less association than random labels have", is typical of rows to
-        which the eraser was fitted.
-        """
+        """Conclusion in words, from p-values below 0.01 or, after erasure, above 0.9999."""
         if not self.rank_x:
             return f"no linear association with {self.name!r}: x is constant"
         if self.r2 is None:
@@ -124,9 +117,8 @@ class ConceptStrength:
 def concept_strength(moments: Moments | Factored, name: VariableName) -> ConceptStrength:
     """Compute the canonical correlations of x with a concept and the chance level of their size.
 
-    Let H and K be the orthogonal projections of R^n onto the column spaces of centred X and of the
-    centred class indicators or columns of the concept. The Pillai trace V = tr(H K) is the sum of
-    the squared canonical correlations, the eigenvalues of Cov(z)^+ Cov(z, x) Cov(x)^+ Cov(x, z).
+    The Pillai trace V is the sum of the squared canonical correlations, the eigenvalues of
+    Cov(z)^+ Cov(z, x) Cov(x)^+ Cov(x, z), with z the class indicators or columns of the concept.
 
     Parameters
     ----------
@@ -155,9 +147,8 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     Notes
     -----
     The p-value is too small if x has outlying rows and the concept has classes with few rows.
-    Missing labels count as rows at the mean of the concept, which reduces the correlations of a
-    concept labelled in a fraction s of the rows by about sqrt(s). Weights are frequencies: scale
-    other weights such that their sum is the effective sample size (sum w)^2 / sum w^2.
+    Missing labels count as rows at the mean of the concept. Weights are frequencies: scale other
+    weights such that their sum is the effective sample size (sum w)^2 / sum w^2.
 
     References
     ----------
@@ -193,16 +184,11 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     pillai = float(np.sum(correlations**2))
     varies = min(p, q) > 0 and max(p, q) < n - 1  # whether V depends on the labels
     return ConceptStrength(
-        name=str(name),
-        correlations=tuple(map(float, correlations)),
-        pillai=pillai,
-        chance=p * q / (n - 1) if varies else float(min(p, q)),
-        r2=1.0 - (1.0 - pillai / q) * (n - 1) / (n - 1 - p) if varies else None,
-        p_value=p_value(pillai, n, p, q) if varies else 1.0,
-        n=n,
-        rank_x=p,
-        rank_z=q,
-    )
+        str(name), tuple(map(float, correlations)), pillai,
+        p * q / (n - 1) if varies else float(min(p, q)),
+        1.0 - (1.0 - pillai / q) * (n - 1) / (n - 1 - p) if varies else None,
+        p_value(pillai, n, p, q) if varies else 1.0, n, p, q,
+    )  # fmt: skip
 
 
 def p_value(pillai: float, n: int, p: int, q: int) -> float:
@@ -248,26 +234,22 @@ def _canonical_correlations(
         cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
     # `factor.admit` is not used: it would make the rank of x, and so the chance level, depend on
     # the labels.
-    options = Options()
-    floor = tolerances.CONSTANT * np.abs(stats.mean)
-    factor = stats.factored(options, stats.intensity(options), floor)
+    factor = stats.factored(Options(), 0.0, tolerances.CONSTANT * np.abs(stats.mean))
     whitened = factor.whiten(np.ascontiguousarray(cross.T))
     rank_x = min(factor.rank, stats.n_rows - 1)
     if isinstance(variable, ClassSums):
         rank_z = cross.shape[1] - 1
     else:
-        variable = cast(ColumnSums, variable)
-        covariance = np.asfortranarray(variable.variance())
-        variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
-        size = np.abs(variable.reference) + np.sqrt(squares)
-        varies = variable.deviations() > 0.0
+        columns = cast(ColumnSums, variable)
+        covariance = np.asfortranarray(columns.variance())
+        variance, squares = np.diag(covariance), np.diag(columns.squares) / columns.weight
+        varies, rows = columns.deviations() > 0.0, columns.n_rows
         # The rounding error of the covariance scales with the squares about the reference point,
         # which can be larger than the variances.
         cancellation = float(np.max(squares[varies] / variance[varies]))
-        columns, max_rank = variable.n_columns, variable.n_rows - 1
-        tolerance = tolerances.eigenvalue_of_columns(columns, variable.n_rows, cancellation)
-        floor = tolerances.CONSTANT * size
-        factor = factors.dense(covariance, 1.0, floor, max_rank=max_rank, tolerance=tolerance)
+        tolerance = tolerances.eigenvalue_of_columns(len(variance), rows, cancellation)
+        floor = tolerances.CONSTANT * (np.abs(columns.reference) + np.sqrt(squares))
+        factor = factors.dense(covariance, 1.0, floor, max_rank=rows - 1, tolerance=tolerance)
         whitened = factor.whiten(np.ascontiguousarray(whitened.T))
-        rank_z = min(factor.rank, max_rank)
+        rank_z = min(factor.rank, rows - 1)
     return np.asarray(np.linalg.svd(whitened, compute_uv=False)), rank_x, rank_z

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from splince_fast.exceptions import InputError
 _MAX_RANK = 300
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class INLP(IterativeEraser):
     """Erase classes by iteratively projecting out the weight vectors of linear probes.
 
@@ -96,28 +97,15 @@ class INLP(IterativeEraser):
     (1, True)
     """
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 1e-4,
-        max_rank: int | None = None,
-        tol: float = 0.01,
-        by_task: bool = False,
-        probe: object = None,
-        validation_share: float = 0.2,
-        concept_from: str | None = None,
-        random_state: RandomState = None,
-        progress: bool | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.max_rank = max_rank
-        self.tol = tol
-        self.by_task = by_task
-        self.probe = probe
-        self.validation_share = validation_share
-        self.concept_from = concept_from
-        self.random_state = random_state
-        self.progress = progress
+    alpha: float = 1e-4
+    max_rank: int | None = None
+    tol: float = 0.01
+    by_task: bool = False
+    probe: object = None
+    validation_share: float = 0.2
+    concept_from: str | None = None
+    random_state: RandomState = None
+    progress: bool | None = None
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

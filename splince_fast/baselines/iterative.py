@@ -24,7 +24,7 @@ from splince_fast.baselines.inputs import (
     observed_classes,
     validation_mask,
 )
-from splince_fast.estimators.base import ErasingTransformer, columns_by_name
+from splince_fast.estimators import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import (
     InputError,
     LabelError,

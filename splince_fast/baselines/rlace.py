@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -29,6 +29,7 @@ from splince_fast.baselines.iterative import (
 from splince_fast.exceptions import InputError
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RLACE(IterativeEraser):
     """Erase the subspace that maximises the loss of a linear predictor of the concept (R-LACE).
 
@@ -43,7 +44,7 @@ class RLACE(IterativeEraser):
     Otherwise the result is the projection whose probe has the largest log-loss on the validation
     rows.
 
-    A step decomposes a d x d matrix, in O(d^3) operations.
+    A step costs O(d^3).
 
     Parameters
     ----------
@@ -63,29 +64,13 @@ class RLACE(IterativeEraser):
     patience : int, optional
         The fit stops after `patience` successive probes without a larger log-loss. With None, it
         does not stop for this reason.
-    alpha : float
-        L2 penalty of the probes, which minimise mean log-loss + alpha / 2 |w|^2.
-    validation_share : float in [0, 1)
-        Fraction of each class held out for validation if ``fit`` is given no validation rows; with
-        0, selection uses the training rows.
-    concept_from : {None, "y"}
-        With "y", the argument y of ``fit`` is the concept.
-    random_state : int, Generator, RandomState or None
-        Draws the initial P and predictor, the batches and the validation rows.
-    progress : bool, optional
-        Show a progress bar on stderr; by default only in a terminal or notebook, after two
-        seconds.
+    alpha, validation_share, concept_from, random_state, progress
+        As for :class:`INLP`; `random_state` draws the initial P and predictor and the batches, too.
 
     Attributes
     ----------
-    projection_ : Projection
-        Fitted map.
-    report_ : ErasureReport
-        Steps, reason for the stop, probe accuracies, residual, cosine to the subspace of SAL.
-    classes_ : ndarray
-        Classes of the concept.
-    n_features_in_, feature_names_in_
-        Number and names of the features of X.
+    projection_, report_, classes_, n_features_in_, feature_names_in_
+        As for :class:`INLP`.
 
     References
     ----------
@@ -104,38 +89,20 @@ class RLACE(IterativeEraser):
     (1, True)
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int = 1,
-        step_size: float = 0.005,
-        momentum: float = 0.0,
-        weight_decay: float = 1e-4,
-        batch_size: int = 128,
-        max_steps: int = 75_000,
-        check_every: int = 1000,
-        tol: float = 0.0015,
-        patience: int | None = 10,
-        alpha: float = 1e-4,
-        validation_share: float = 0.2,
-        concept_from: str | None = None,
-        random_state: RandomState = None,
-        progress: bool | None = None,
-    ) -> None:
-        self.rank = rank
-        self.step_size = step_size
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self.batch_size = batch_size
-        self.max_steps = max_steps
-        self.check_every = check_every
-        self.tol = tol
-        self.patience = patience
-        self.alpha = alpha
-        self.validation_share = validation_share
-        self.concept_from = concept_from
-        self.random_state = random_state
-        self.progress = progress
+    rank: int = 1
+    step_size: float = 0.005
+    momentum: float = 0.0
+    weight_decay: float = 1e-4
+    batch_size: int = 128
+    max_steps: int = 75_000
+    check_every: int = 1000
+    tol: float = 0.0015
+    patience: int | None = 10
+    alpha: float = 1e-4
+    validation_share: float = 0.2
+    concept_from: str | None = None
+    random_state: RandomState = None
+    progress: bool | None = None
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

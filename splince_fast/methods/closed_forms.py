@@ -1,22 +1,16 @@
-"""The methods with a closed form: SPLINCE, LEACE, SAL and mean projection.
-
-==============================  ==============  ==============================
-..                              no task kept    task kept
-==============================  ==============  ==============================
-whitened (a factor of Cov(x))   ``leace``       ``splince``
-not whitened                    ``sal``         ``sal`` with ``keep=``
-==============================  ==============  ==============================
-"""
+"""The methods with a closed form: SPLINCE, LEACE, SAL and mean projection."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, kept_of, names_of
 from splince_fast.exceptions import InputError
-from splince_fast.methods.folds import eraser_of
-from splince_fast.methods.method_call import MethodCall
+from splince_fast.methods.fit import MethodCall
+from splince_fast.methods.folds import eraser_of_folds
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.statistics import Factored, check_moments
@@ -50,9 +44,8 @@ def splince(
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Moments of x and of the variables in `erase` and `keep`. :meth:`Moments.factored` factors
-        Cov(x) once for several erasers. If folds are passed, the report includes the effect on
-        held-out rows.
+        Moments of x and of the variables. :meth:`Moments.factored` factors Cov(x) once for several
+        erasers. For folds, the report includes the effect on held-out rows.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
@@ -67,11 +60,10 @@ def splince(
         Leave the component of x - E x orthogonal to the support of x unchanged, or set it to 0, as
         the formula in the paper does. On the fitted rows, the results agree.
     shrinkage : float in [0, 1], "oas" or "cv", optional
-        Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x). The
-        constraints remain exact; P minimises the distortion under the shrunk matrix. "oas" is the
-        oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010). "cv", for folds,
-        selects the intensity with the smallest distortion of held-out rows from 0, 1e-6, 1e-4,
-        1e-3, 0.01, 0.1 and "oas".
+        Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x); the
+        constraints remain exact. "oas" is the oracle approximating shrinkage of Chen, Wiesel, Eldar
+        and Hero (2010). "cv", for folds, selects 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 or "oas" by the
+        distortion of held-out rows.
     rank_tol : "auto" or float in [0, 1)
         Singular values of the concept below this value times the largest are ignored. "auto"
         ignores those at the rounding level.
@@ -96,36 +88,29 @@ def splince(
 
     Raises
     ------
-    UnknownVariableError
-        A variable was not accumulated, or has no labels.
-    ConstantVariableError
-        A variable has a single value.
+    UnknownVariableError, ConstantVariableError
+        A variable was not accumulated or has no labels; or it has a single value.
     InfeasibleError
         Kept directions lie in the erased span.
-    NotEnoughDataError
-        The moments have no rows.
-    InputError
-        A parameter is out of range, or the rows of `refine` are not the accumulated rows.
+    NotEnoughDataError, InputError
+        The moments have no rows; a parameter is out of range, or the rows of `refine` are not the
+        accumulated rows.
 
     Warns
     -----
-    NothingErasedWarning
-        x has no linear association with the concept: the eraser is the identity.
-    DroppedDirectionsWarning
-        Kept directions were dropped because of `max_amplification` or `on_infeasible`.
+    NothingErasedWarning, DroppedDirectionsWarning
+        x has no linear association with the concept; kept directions were dropped.
     UnseenRowsWarning
-        The covariance is not shrunk, and there are fewer than two rows per dimension of x; or,
-        for folds, the distortion is much larger in held-out rows
-        (:func:`splince_fast.cross_report`).
+        There are fewer than two rows per dimension of x, without shrinkage; or the distortion is
+        much larger in held-out folds (:func:`splince_fast.cross_report`).
     PrecisionWarning
-        Low numerical precision: an amplification above 1e4; a residual above its bound; a bound of
-        1 or more; an association with directions whose variance is below the rounding level (for
-        SAL: with features that are tiny compared with others); or a sensitivity (:class:`Report`)
-        above 1e-3 and above 10 times that of an orthogonal projection of the same rank.
+        An amplification above 1e4; a residual above its bound, or a bound of 1 or more; an
+        association with directions at the rounding level (for SAL: with features far smaller than
+        others); or a sensitivity (:class:`Report`) above 1e-3 and above 10 times that of an
+        orthogonal projection of the same rank.
     ManyClassesWarning
-        An integer variable has more than 24 classes, and erasure removes at least half of the rank
-        of x or more than half of its variance: the variable may be a quantity. Or erasure removes
-        all dimensions of x. Neither is issued for variables in ``kinds=``.
+        An integer variable of more than 24 classes that is not in ``kinds=``, and may be a
+        quantity, takes half of the rank of x or of its variance; or all of x is removed.
     LabelFeatureWarning
         A feature equals a variable, up to offset, scale and coding of classes: x contains a label.
 
@@ -145,17 +130,14 @@ def splince(
     >>> bool(np.allclose(after.cross_covariance("y"), moments.cross_covariance("y")))
     True
     """
-    check_moments(moments)
-    options = Options(
-        max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, strength
-    )
     if keep is None:
         raise InputError(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
         )
-    again = Refinement.of(refine, passes)
-    erased, kept = names_of(erase, "erase"), kept_of(keep)
-    return eraser_of(moments, MethodCall("SPLINCE", True, erased, kept, options, again))
+    options = Options(
+        max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, strength
+    )
+    return eraser_of(moments, "SPLINCE", erase, keep, options, refine=refine, passes=passes)
 
 
 def leace(
@@ -177,10 +159,8 @@ def leace(
 
     Parameters
     ----------
-    moments : Moments, Factored or Folds
-        Moments of x and of the erased variables, as for :func:`splince`.
-    erase : str, tuple or list of them
-        Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
+    moments, erase
+        As for :func:`splince`.
     null_space, shrinkage, rank_tol, solver, refine, passes
         As for :func:`splince`.
 
@@ -194,11 +174,8 @@ def leace(
     >>> sf.leace(moments, erase="z").rank
     2
     """
-    check_moments(moments)
     options = Options(None, "raise", null_space, shrinkage, rank_tol, solver)
-    again = Refinement.of(refine, passes)
-    erased = names_of(erase, "erase")
-    return eraser_of(moments, MethodCall("LEACE", True, erased, None, options, again))
+    return eraser_of(moments, "LEACE", erase, None, options, refine=refine, passes=passes)
 
 
 def sal(
@@ -220,15 +197,11 @@ def sal(
 
     Parameters
     ----------
-    moments : Moments, Factored or Folds
-        Moments of x and of the erased variables, as for :func:`splince`.
-    erase : str, tuple or list of them
-        Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
+    moments, erase
+        As for :func:`splince`.
     keep : str, tuple or list of them, or array of shape (d, k), optional
         Variables whose covariance with x is preserved, or directions.
-    max_amplification, on_infeasible
-        As for :func:`splince`.
-    rank_tol : "auto" or float in [0, 1)
+    max_amplification, on_infeasible, rank_tol
         As for :func:`splince`.
 
     Examples
@@ -242,10 +215,8 @@ def sal(
     >>> bool(np.allclose(P, P.T))
     True
     """
-    check_moments(moments)
     options = Options(max_amplification, on_infeasible, rank_tol=rank_tol)
-    erased, kept = names_of(erase, "erase"), kept_of(keep)
-    return eraser_of(moments, MethodCall("SAL", False, erased, kept, options))
+    return eraser_of(moments, "SAL", erase, keep, options, whitened=False)
 
 
 def mean_projection(
@@ -260,11 +231,9 @@ def mean_projection(
 
     Parameters
     ----------
-    moments : Moments, Factored or Folds
-        Moments of x and of the erased variables, as for :func:`splince`.
-    erase : str, tuple or list of them
-        Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
-    rank_tol : "auto" or float in [0, 1)
+    moments, erase
+        As for :func:`splince`.
+    rank_tol
         As for :func:`splince`.
 
     Raises
@@ -281,8 +250,26 @@ def mean_projection(
     >>> sf.mean_projection(sf.Moments().update(X, {"z": z}), erase="z").rank
     1
     """
-    check_moments(moments)
     options = Options(rank_tol=rank_tol)
-    erased = names_of(erase, "erase")
-    call = MethodCall("MeanProjection", False, erased, None, options, classes_only=True)
-    return eraser_of(moments, call)
+    return eraser_of(
+        moments, "MeanProjection", erase, None, options, whitened=False, classes_only=True
+    )
+
+
+def eraser_of(
+    moments: Moments | Factored | Folds, method: str, erase: Selection,
+    keep: Selection | ArrayLike | None, options: Options, *, refine: object = None,
+    passes: int = 1, **fields: Any,
+) -> Projection:  # fmt: skip
+    """Return the eraser of a method; `fields` are further fields of :class:`MethodCall`."""
+    check_moments(moments)
+    refinement = None
+    if refine is not None or passes != 1 or type(passes) is not int:
+        refinement = Refinement.of(refine, passes)
+    call = MethodCall(
+        method, names_of(erase, "erase"), kept_of(keep), options, refinement=refinement, **fields
+    )
+    # `isinstance(moments, Folds)` is slow, because `Folds` is an abstract Sequence.
+    if isinstance(moments, Moments) or not isinstance(moments, Folds):
+        return call.fit(moments)
+    return eraser_of_folds(moments, call)

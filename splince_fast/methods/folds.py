@@ -22,9 +22,9 @@ from splince_fast._solve.factor import Factor
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceError, UnseenRowsWarning
-from splince_fast.methods.method_call import FEW_ROWS, MethodCall, Solved
+from splince_fast.methods.fit import FEW_ROWS, MethodCall, Solved
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.statistics import Factored, Statistics
+from splince_fast.moments.statistics import Statistics
 from splince_fast.projection import Projection
 from splince_fast.report import HeldOut, Report
 
@@ -66,14 +66,12 @@ class FoldReport:
     --------
     >>> import numpy as np
     >>> import splince_fast as sf
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.integers(0, 2, size=400)
-    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0])
-    >>> folds = [sf.Moments().update(X[i::2], {"z": z[i::2]}) for i in range(2)]
-    >>> report = sf.cross_report(folds, erase="z")
-    >>> fold = report.folds[0]
-    >>> fold.n_rows, fold.kept is None, fold.concept < 0.1
-    (200, True, True)
+    >>> z = np.arange(400) % 2
+    >>> X = np.random.default_rng(0).normal(size=(400, 4)) + z[:, None]
+    >>> folds = sf.Folds(2).update(X, {"z": z})
+    >>> fold = sf.cross_report(folds, erase="z").folds[0]
+    >>> fold.kept is None, fold.concept < 0.1
+    (True, True)
     """
 
     n_rows: int
@@ -114,11 +112,9 @@ class CrossReport:
     --------
     >>> import numpy as np
     >>> import splince_fast as sf
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.integers(0, 2, size=400)
-    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0])
-    >>> folds = [sf.Moments().update(X[i::2], {"z": z[i::2]}) for i in range(2)]
-    >>> report = sf.cross_report(folds, erase="z")
+    >>> z = np.arange(400) % 2
+    >>> X = np.random.default_rng(0).normal(size=(400, 4)) + z[:, None]
+    >>> report = sf.cross_report(sf.Folds(2).update(X, {"z": z}), erase="z")
     >>> report.method, len(report.folds), report.eraser.rank
     ('LEACE', 2, 1)
     """
@@ -171,14 +167,11 @@ class CrossReport:
         return "\n".join([*lines, *(f"  warning: {text}" for text in self.warnings)])
 
 
-def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projection:
-    """Return the eraser of all rows; for folds, its report includes the effect on held-out rows."""
-    # `isinstance(moments, Folds)` is slow, because `Folds` is an abstract Sequence.
-    if isinstance(moments, Moments) or not isinstance(moments, Folds):
-        return call.fit(moments)
-    total = moments.total
+def eraser_of_folds(folds: Folds, call: MethodCall) -> Projection:
+    """Return the eraser of all rows; its report includes the effect on held-out rows."""
+    total = folds.total
     try:
-        return report_on(call, moments, total).eraser
+        return report_on(call, folds, total).eraser
     except SplinceError as error:
         if call.options.shrinkage == "cv":
             error.add_note("while shrinkage='cv' was chosen on the folds")
@@ -190,37 +183,33 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
     """Evaluate erasers fitted to all folds but one on the held-out fold; fit one to the total."""
     if total.parameters.is_diagonal:
         raise InputError(
-            "the effect on held-out rows needs their covariance, which moments made with "
-            "covariance_type='diag' do not keep; accumulate the folds with 'full'"
+            "the effect on held-out rows needs their covariance; accumulate the folds with "
+            "covariance_type='full'"
         )
     parts = list(folds)
     with ExitStack() as locks:
         statistics = {}
         for part in sorted(parts, key=lambda part: id(part._lock)):  # avoids a deadlock
             statistics[id(part)] = locks.enter_context(part._statistics())
-        tests = [statistics[id(part)] for part in parts]
         # Sums of the other folds avoid the cancellation of total - part.
         others = [Moments._sum_of(parts[:i] + parts[i + 1 :]) for i in range(len(parts))]
         pairs = [
-            (locks.enter_context(other._statistics()), test)
-            for other, test in zip(others, tests, strict=True)
+            (locks.enter_context(other._statistics()), statistics[id(part)])
+            for other, part in zip(others, parts, strict=True)
         ]
         if call.options.shrinkage == "cv":
-            call = min(
-                (call.with_shrinkage(intensity) for intensity in (*INTENSITIES, "oas")),
-                key=lambda candidate: _mean_distortion(candidate, pairs),
-            )
-        erasers = [call.solve(fitted) for fitted, _ in pairs]
-        reports = tuple(
-            _fold_report(call, eraser, fitted, test)
-            for eraser, (fitted, test) in zip(erasers, pairs, strict=True)
-        )
+            candidates = [call.with_shrinkage(a) for a in (*INTENSITIES, "oas")]
+            call = min(candidates, key=lambda candidate: _mean_distortion(candidate, pairs))
+        fits = [(call.solve(fitted), fitted, test) for fitted, test in pairs]
+        reports = tuple(_fold_report(call, *fit) for fit in fits)
         deviations = np.sqrt([[stats.variances for stats in pair] for pair in pairs])
         weak = (deviations[:, 0] < _WEAK * deviations[:, 1]).any(axis=0)
         weak_features = tuple(np.flatnonzero(weak).tolist())
         rows_per_rank = min(
-            fitted.n_rows / max(1, _rank(call, eraser, fitted))
-            for eraser, (fitted, _) in zip(erasers, pairs, strict=True)
+            fitted.n_rows / max(1, eraser.solution.rank_covariance)
+            if call.whitened
+            else fitted.n_rows / max(1, min(len(fitted.mean), fitted.n_rows - 1))
+            for eraser, fitted, _ in fits
         )
         remedies, notes = _advice(call, pairs, reports, weak_features, rows_per_rank)
     for note in notes:
@@ -232,26 +221,19 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
     )  # fmt: skip
 
 
-def _mean_distortion(call: MethodCall, pairs: Pairs) -> float:
-    return float(np.mean([_distortion(call.solve(fitted), test) for fitted, test in pairs]))
-
-
-def _rank(call: MethodCall, eraser: Solved, fitted: Statistics) -> int:
-    if call.whitened:
-        return eraser.solution.rank_covariance
-    return min(len(fitted.mean), fitted.n_rows - 1)
-
-
 def _with_means(reports: Sequence[FoldReport], notes: tuple[str, ...], report: Report) -> Report:
     """Return the report of the eraser of all rows, with the means over the folds."""
     kept = [fold.kept for fold in reports if fold.kept is not None]
-    held_out = HeldOut(
-        float(np.mean([fold.distortion for fold in reports])),
-        float(np.mean([fold.concept for fold in reports])),
-        float(np.mean([fold.chance for fold in reports])),
-        float(np.mean(kept)) if kept else None,
+    distortion, concept, chance = (
+        float(np.mean([getattr(fold, name) for fold in reports]))
+        for name in ("distortion", "concept", "chance")
     )
+    held_out = HeldOut(distortion, concept, chance, float(np.mean(kept)) if kept else None)
     return dataclasses.replace(report, held_out=held_out, warnings=report.warnings + notes)
+
+
+def _mean_distortion(call: MethodCall, pairs: Pairs) -> float:
+    return float(np.mean([_distortion(call.solve(fitted), test) for fitted, test in pairs]))
 
 
 def _distortion(eraser: Solved, stats: Statistics) -> float:

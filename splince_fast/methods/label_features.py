@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.spans import largest_correlation
 from splince_fast._runtime.rows import abbreviated
-from splince_fast._runtime.warn import warn
 from splince_fast._solve.selection import Span
 from splince_fast._solve.tolerances import CONSTANT, EPS32
-from splince_fast.exceptions import LabelFeatureWarning
 from splince_fast.labels import VariableName
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
@@ -24,6 +23,8 @@ Float = NDArray[np.float64]
 # float64 rows. The rounding error is up to 3 EPS32 for float32 rows, and far smaller for float64
 # rows. With a larger tolerance, features with outliers would count as labels.
 _TOLERANCE32, _TOLERANCE64 = 8.0 * EPS32, 1e-11
+# A variable with one label column equals no feature if no squared correlation exceeds this one.
+LEAST_CORRELATION = 1.0 - _TOLERANCE32
 # Minimum distance between the values of a feature in two classes, in standard deviations within the
 # classes.
 _MIN_GAP = 4.0
@@ -31,46 +32,37 @@ _MIN_GAP = 4.0
 # may agree with the label by chance.
 _MIN_ROWS = 10
 _EFFECTS = {
-    "erase": ", and rows in which it is missing or wrong would not be erased completely",
+    "erase": ", and rows in which they are missing or wrong would not be erased completely",
     "keep": ", from which models read the task",
 }
 
 
-def warn_of_labels(
+def texts_on_labels(
     stats: Statistics, names: Sequence[VariableName], span: Span, role: str
-) -> tuple[str, ...]:
-    """Warn of features that equal a label up to offset, scale and coding; return the warnings."""
+) -> list[str]:
+    """Return warnings of features that equal a label up to offset, scale and coding."""
     # `span` is the span of the variables `names`; those with missing labels are skipped.
     min_squared_correlation = 1.0 - (_TOLERANCE32 if stats.row_eps >= EPS32 else _TOLERANCE64)
     correlated = largest_correlation(span.rows, stats.variances) > min_squared_correlation
-    if not correlated:
-        # With three or more classes, a feature that codes the classes as numbers may correlate with
-        # no single class indicator.
-        counts = zip(names, span.counts, strict=True)
-        if not any(k > 1 and isinstance(stats.variable(name), ClassSums) for name, k in counts):
-            return ()
     variances = np.maximum(stats.variances, (CONSTANT * stats.mean) ** 2)
     min_variances = min_squared_correlation * variances
-    notes = []
+    texts = []
     for name in names:
         variable = stats.variable(name)
         if variable.n_rows < max(2 * _MIN_ROWS, stats.n_rows):
             continue
-        features = np.empty(0, np.intp)
         if isinstance(variable, ClassSums):
             features = _coded(variable, variances, min_variances, correlated)
-        elif isinstance(variable, ColumnSums):
-            rows = variable.span()[_frequent(variable)]
+        else:
+            columns = cast(ColumnSums, variable)
+            rows = columns.span()[_frequent(columns)]
             features = np.flatnonzero((rows**2 > min_variances).any(axis=0))
         if len(features):
-            notes.append(
+            texts.append(
                 f"feature(s) {abbreviated(features, stats.feature_names)} equal the label "
-                f"{name!r}, up to offset, scale and coding of classes: a label was left in x"
-                f"{_EFFECTS[role]}. Drop the feature(s) and fit again"
+                f"{name!r}, up to offset, scale and coding{_EFFECTS[role]}; drop them"
             )
-    for note in notes:
-        warn(note, LabelFeatureWarning)
-    return tuple(notes)
+    return texts
 
 
 def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
@@ -86,12 +78,10 @@ def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
 def _coded(
     variable: ClassSums, variances: Float, min_variances: Float, correlated: bool
 ) -> NDArray[np.intp]:
-    """Return the features that determine the class: as numbers of the classes, or as indicators.
-
-    A feature that numbers the classes is constant within them and differs between all; its variance
-    between classes exceeds `min_variances`, (d,). Indicators, which are `correlated` with those of
-    the classes, count if all classes but one have one.
-    """
+    """Return the features that determine the class: as numbers of the classes, or as indicators."""
+    # A feature that numbers the classes is constant within them and differs between all; its
+    # variance between classes exceeds `min_variances`. Indicators, which are `correlated` with
+    # those of the classes, count if all classes but one have one.
     present = variable.weights > 0.0
     if np.count_nonzero(variable.rows[present] >= _MIN_ROWS) < 2:
         return np.empty(0, np.intp)

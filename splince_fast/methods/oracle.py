@@ -19,7 +19,8 @@ eigenvectors V and canonical correlations c. Then U = A Szz^{+1/2} V / c is orth
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,16 +42,22 @@ from splince_fast._solve.restore import (
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
+from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
-from splince_fast.methods.closed_forms import leace, splince
-from splince_fast.methods.label_columns import LabelColumns
-from splince_fast.methods.repair import precision_notes, refuse_lost
+from splince_fast.methods.fit import MethodCall
+from splince_fast.methods.label_columns import (
+    LabelColumns,
+    precision_notes,
+    refuse_lost,
+    unchanged,
+    variable_reports,
+)
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.projection import Projection
-from splince_fast.report import OracleFit, Report, Sampling, VariableReport, correlations_of
+from splince_fast.report import OracleFit, Report, Sampling
 
 Float = NDArray[np.float64]
 
@@ -66,11 +73,10 @@ def oracle(
     """Erase variables by a map that uses their labels, and keep the covariance with others.
 
     Among the maps r(x, z) that are affine in rows and labels, with Cov(r, z) = 0 and
-    Cov(r, y) = Cov(x, y), the returned map has the least E|r - x|^2. The map changes the rows at
-    most as much as SPLINCE, and it exists in more cases, for example if Cov(x, z) and Cov(x, y)
-    span the same space. Without `keep`, the map is o-LEACE, which shifts all rows of a class by the
-    same vector. o-LEACE therefore keeps the covariance with every variable *within* classes
-    exactly.
+    Cov(r, y) = Cov(x, y), the returned map has the least E|r - x|^2. It changes the rows at most as
+    much as SPLINCE, and exists in more cases, for example if Cov(x, z) and Cov(x, y) span the same
+    space. Without `keep`, the map is o-LEACE, which shifts all rows of a class by the same vector,
+    and so keeps the covariance with every variable *within* classes exactly.
 
     Parameters
     ----------
@@ -85,10 +91,9 @@ def oracle(
     strength : float in [0, 1]
         Fraction of the lost covariance with the kept variables that is restored; 0 is o-LEACE.
     missing : {"splince", "raise"}
-        Treatment of rows without a label: apply SPLINCE, fitted to the same moments with the same
-        `strength` (LEACE without `keep`), or raise LabelError. With SPLINCE, the concept is erased
-        over all rows if labels are missing at random, or if missingness depends on the concept
-        alone.
+        Treatment of rows without a label: apply SPLINCE (LEACE without `keep`), fitted to the same
+        moments, or raise LabelError. With SPLINCE, the concept is erased over all rows if labels
+        are missing at random, or if missingness depends on the concept alone.
 
     Returns
     -------
@@ -109,9 +114,8 @@ def oracle(
     Warns
     -----
     PrecisionWarning
-        The map amplifies deviations from the mean more than 1e4 times; a residual is above its
-        bound; or x nearly determines the labels: 1 / (1 - c^2) is above 1e4 for a canonical
-        correlation c of x and labels.
+        The map amplifies deviations more than 1e4 times; a residual is above its bound; or
+        1 / (1 - c^2) is above 1e4 for a canonical correlation c of x and labels.
 
     Examples
     --------
@@ -143,85 +147,159 @@ def oracle(
     with statistics(total) as locked:
         stats = locked.copied(Options())
         span_z = span_of(stats, erased, "erase", True)
-        span_y = span_of(stats, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])
-        z = [LabelColumns.of(name, stats.variable(name)) for name in erased]
-        y = [LabelColumns.of(name, stats.variable(name)) for name in kept]
-        _check_rows(stats, [*z, *y])
-        factor = stats.factored(Options(), 0.0)
-        # Whiten both spans in one call.
-        spans = np.concatenate([span_z.rows, span_y.rows])
-        whitened_spans = factor.whiten(spans)
-        k = len(span_z.rows)
-        whitened_by_role = {"erased": whitened_spans[:k], "kept": whitened_spans[k:]}
+        span_y = span_of(stats, kept or None, "keep", True)
+        z, y = _label_columns(stats, erased), _label_columns(stats, kept)
         Szz = _correlations(stats, z, z)
-        inverse, root = _inverses(Szz)
-        predicted = inverse @ span_z.rows  # Szz^+ Sz^T, (k, d)
-        shifts = tuple(_shifts(z, predicted))
-        units = np.sqrt(stats.variances)
-        restoration = rho = None
-        precision_loss = 1.0
-        if kept:
-            Szy = _correlations(stats, z, y)
-            span_t = span_y.rows - Szy.T @ predicted
-            intensity = stats.intensity(Options())
-            if intensity and not stats.is_diagonal:
-                scales = inverse_units(units)
-                T = stats.gram(np.diag(scales)) - (span_z.rows * scales).T @ (predicted * scales)
-                whitened, solved = shrunk_solves(T, span_t, units, intensity)
-            else:
-                whitened, solved, precision_loss = _at_fixed_labels(
-                    whitened_spans, factor.solve(spans), inverse, root, Szy
-                )
-            restoration = restore(whitened, solved, span_t, span_y.rows, units, float(strength))
-            between = Szy.T @ inverse @ Szy
-            if restoration.lost_combination is not None:
-                v = restoration.lost_combination
-                within = float(np.sum((v @ restoration.whitened) ** 2))
-                fraction = within / (within + float(v @ between @ v))
-                remedy = (
-                    "leave keep= out, which keeps the relation within classes. SPLINCE cannot keep "
-                    f"the combination either (1 - rho_o = {fraction:.1e})"
-                )
-                refuse_lost(restoration, "oracle", y, remedy)
-            rho = _rho(restoration.whitened, between, span_y.rows)
-        mean, feature_names = stats.mean, stats.feature_names
-        report = _report(
-            stats, factor, span_z, span_y, whitened_by_role, predicted, restoration,
-            float(strength), rho, precision_loss, span_z.rows - Szz @ predicted,
+        root = _inverse_root(Szz)
+        predicted = root @ (root.T @ span_z.rows)  # Szz^+ Sz^T, (k, d)
+        fit = _Fit(stats, stats.factored(Options(), 0.0), span_z, span_y, predicted, root)
+        restored = fit.restored(z, y, float(strength))
+        report = fit.report(restored, span_z.rows - Szz @ predicted, float(strength))
+        shifts, fallback = _shifts(z, predicted), None
+        after = Projection._make(
+            restored.map.left, restored.map.right, stats.mean, method="oracle",
+            feature_names=stats.feature_names,
         )  # fmt: skip
-        fallback = None
         if missing == "splince":
-            copy: Any = stats
+            label, options = ("SPLINCE", Options(strength=strength)) if kept else ("LEACE", None)
+            call = MethodCall(label, erased, kept or None, options or Options())
             try:
-                fallback = (
-                    splince(copy, erase=erased, keep=kept, strength=strength)
-                    if kept
-                    else leace(copy, erase=erased)
-                )
+                fallback = call.eraser(stats, factor=fit.factor)
             except InfeasibleError as error:
                 raise InfeasibleError(
                     "the map of rows without a label, SPLINCE, is infeasible: "
-                    f"{cause_text(error)}. The map that uses labels exists: pass missing='raise', "
-                    "and labels of every row",
+                    f"{cause_text(error)}. Pass missing='raise', and labels of every row",
                     error.cosine,
                 ) from error
-    empty = np.empty((0, len(mean)))
-    left, right = empty, empty
-    if restoration is not None:
-        left, right = restoration.left, restoration.right
-    after = Projection._make(left, right, mean, method="oracle", feature_names=feature_names)
     for note in report.warnings[1:]:
         warn(note, PrecisionWarning)
     return ConditionalEraser(shifts, after, fallback, method="oracle", report=report)
 
 
-def _rho(whitened: Float, between: Float, span: Float) -> float | None:
-    """Return the largest rho_o over the combinations v of kept labels that covary with x, or None.
+class _Restored(NamedTuple):
+    """The map B = I - left^T right of the rows t."""
 
-    rho_o = v^T between v / (v^T between v + |v^T whitened|^2) is the variance of the combination
-    that z predicts, divided by the variance that x and z together predict. `whitened` is Ty,
-    transposed and whitened by T; `between` is Szy^T Szz^+ Szy; `span` is Sy, transposed.
-    """
+    map: Restoration
+    rho: float | None
+    precision_loss: float  # largest 1 / (1 - c^2)
+
+
+class _Fit(NamedTuple):
+    """Spans and factors of one fit; Sz and Sy are in units of the deviations of the labels."""
+
+    stats: Statistics
+    factor: Factor  # of S
+    span_z: Span  # Sz^T
+    span_y: Span  # Sy^T
+    predicted: Float  # Szz^+ Sz^T
+    root: Float  # W, with W W^T = Szz^+
+
+    def restored(self, z: list[LabelColumns], y: list[LabelColumns], strength: float) -> _Restored:
+        """Return B for the label columns `y`; raise InfeasibleError if there is none."""
+        stats, span_z, span_y = self.stats, self.span_z.rows, self.span_y.rows
+        if not y:
+            return _Restored(unchanged(span_y), None, 1.0)
+        Szy = _correlations(stats, z, y)
+        span_t, units = span_y - Szy.T @ self.predicted, np.sqrt(stats.variances)
+        intensity, loss = stats.intensity(Options()), 1.0
+        if intensity and not stats.is_diagonal:
+            scales = inverse_units(units)
+            T = stats.gram(np.diag(scales)) - (span_z * scales).T @ (self.predicted * scales)
+            whitened, solved = shrunk_solves(T, span_t, units, intensity)
+        else:
+            whitened, solved, loss = self._at_fixed_labels(Szy)
+        restoration = restore(whitened, solved, span_t, span_y, units, strength)
+        between = Szy.T @ self.root @ (self.root.T @ Szy)
+
+        def remedy(lost: Float) -> str:
+            within = float(np.sum((lost @ whitened) ** 2))
+            fraction = within / (within + float(lost @ between @ lost))
+            return (
+                "leave keep= out, which keeps the relation within classes; SPLINCE cannot keep it "
+                f"either (1 - rho_o = {fraction:.1e})"
+            )
+
+        refuse_lost(restoration, "oracle", y, remedy)
+        return _Restored(restoration, _rho(whitened, between, span_y), loss)
+
+    def _at_fixed_labels(self, Szy: Float) -> tuple[Float, Float, float]:
+        """Return Ty whitened by T, T^+ Ty, and the largest 1 / (1 - c^2), from the factor of S."""
+        spans = np.concatenate([self.span_z.rows, self.span_y.rows])
+        k, d = self.span_z.rows.shape
+        white, solved = self.factor.whiten(spans), self.factor.solve(spans)
+        combinations, cosines, basis = np.linalg.svd(self.root.T @ white[:k], full_matrices=False)
+        noise = tolerances.noise(d, 1.0)
+        correlated = cosines > noise
+        cosines, basis = np.minimum(cosines[correlated], 1.0), basis[correlated]
+        # `gain` is the ratio of T^+ to S^+ in each direction. The gain is 0 in directions that z
+        # determines, up to the rounding error of c, because they are not in the range of T.
+        squared_sines = 1.0 - cosines**2
+        inside = squared_sines > 2.0 * noise
+        gain = np.where(inside, 1.0 / np.where(inside, squared_sines, 1.0), 0.0)
+        dual = combinations.T[correlated] @ self.root.T @ solved[:k]
+        dual /= cosines[:, None]  # S^+ L basis^T
+        weights = Szy.T @ self.root @ self.root.T
+        residual = white[k:] - weights @ white[:k]  # L^+ Ty, transposed
+        along = residual @ basis.T
+        whitened = residual + (along * (np.sqrt(gain) - 1.0)) @ basis
+        solved_residual = solved[k:] - weights @ solved[:k] + (along * (gain - 1.0)) @ dual
+        return whitened, solved_residual, float(gain.max(initial=1.0))
+
+    def report(self, restored: _Restored, residual_z: Float, strength: float) -> Report:
+        """Return the report; `residual_z` is Cov(t, z), transposed: zero up to rounding."""
+        stats, factor, span_z, predicted = self.stats, self.factor, self.span_z, self.predicted
+        left, right, rows = restored.map.left, restored.map.right, span_z.rows
+        variance, shrinkage = float(stats.variances.sum()), stats.intensity(Options())
+        minimum, d = float(np.sum(rows * predicted)), len(stats.mean)
+        noise, scales = tolerances.noise(d, 1.0), inverse_units(np.sqrt(stats.variances))
+        amplification, added = restored.map.amplification, restored.map.change
+        residual_z = residual_z - (residual_z @ right.T) @ left
+        distortion: float | None = minimum + added
+        if stats.sample is not None or shrinkage:  # another matrix than Cov(x) was factored
+            gram = stats.gram(right) - (right @ rows.T) @ (predicted @ right.T)
+            measured = change(left, right, gram, stats.variances)
+            distortion = None if measured is None else minimum + measured
+        if stats.is_diagonal and self.span_y.names:  # the variances do not determine it
+            distortion = None
+        bound = tolerances.residual(d, 1.0, amplification)
+
+        def figures(part: slice) -> tuple[float, float]:
+            size = largest(rows[part] * scales)
+            return (largest(residual_z[part] * scales) / size if size else 0.0), bound
+
+        erased = variable_reports("erased", span_z, factor.whiten(rows), noise, figures)
+        kept = "kept", self.span_y, factor.whiten(self.span_y.rows), noise
+        # The residual includes the part that `strength` leaves out; the check does not.
+        lost = variable_reports(*kept, partial(restored.map.figures, lost=True))
+        notes = precision_notes(
+            erased + variable_reports(*kept, restored.map.figures), amplification,
+            f"little of the covariance with {listed(self.span_y.names)} is left at fixed labels",
+            "keep fewer variables, or pass strength= below 1",
+        )  # fmt: skip
+        if restored.precision_loss > tolerances.AMPLIFICATION:
+            notes.append(
+                f"x nearly determines the labels of {listed(span_z.names)}: 1 / (1 - c^2) is "
+                f"{restored.precision_loss:.1e}, and rounding errors grow by this factor; leave "
+                "out the features that are copies of the labels"
+            )
+        sample, total = stats.sample, variance or np.inf
+        return Report(
+            method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,
+            rank_covariance=factor.rank, rank=len(left), variables=(*erased, *lost), dropped=0,
+            cosines=(), amplification=amplification, rho=None,
+            distortion=None if distortion is None else distortion / total, distortion_leace=None,
+            solver=factor.solver, tolerance=noise, shrinkage=shrinkage,
+            warnings=(NEEDS_LABELS, *notes), strength=strength,
+            sampling=None if sample is None else Sampling(sample.n_rows, None),
+            oracle=OracleFit(minimum / total, None if shrinkage else restored.rho),
+        )  # fmt: skip
+
+
+def _rho(whitened: Float, between: Float, span: Float) -> float | None:
+    """Return the largest rho_o over combinations v of kept labels that covary with x, or None."""
+    # rho_o = v^T between v / (v^T between v + |v^T whitened|^2) is the variance of the combination
+    # that z predicts, divided by the variance that x and z together predict. `whitened` is Ty,
+    # transposed and whitened by T; `between` is Szy^T Szz^+ Szy; `span` is Sy, transposed.
     basis, sizes, _ = np.linalg.svd(span, full_matrices=False)
     basis = basis[:, sizes > tolerances.relative(span.shape[1], "auto") * sizes[0]]
     if not basis.shape[1]:
@@ -233,44 +311,17 @@ def _rho(whitened: Float, between: Float, span: Float) -> float | None:
     return 1.0 - min(max(smallest, 0.0), 1.0)
 
 
-def _at_fixed_labels(
-    whitened_spans: Float, solved_spans: Float, inverse: Float, root: Float, Szy: Float
-) -> tuple[Float, Float, float]:
-    """Return Ty whitened by T, T^+ Ty, and the largest 1 / (1 - c^2), from a factor of S.
-
-    The spans hold L^+ and S^+ times Sz and Sy, transposed; `inverse` is Szz^+, and `root` its
-    symmetric root.
-    """
-    k, d = len(inverse), solved_spans.shape[1]
-    combinations, cosines, basis = np.linalg.svd(root @ whitened_spans[:k], full_matrices=False)
-    correlated = cosines > tolerances.noise(d, 1.0)
-    cosines, basis = np.minimum(cosines[correlated], 1.0), basis[correlated]
-    # `gain` is the ratio of T^+ to S^+ in each direction. The gain is 0 in directions that z
-    # determines, because they are not in the range of T.
-    squared_sines = 1.0 - cosines**2
-    inside = squared_sines > d * tolerances.EPS
-    gain = np.where(inside, 1.0 / np.where(inside, squared_sines, 1.0), 0.0)
-    dual = (combinations.T[correlated] @ root @ solved_spans[:k]) / cosines[
-        :, None
-    ]  # S^+ L basis^T
-    weights = Szy.T @ inverse
-    residual = whitened_spans[k:] - weights @ whitened_spans[:k]  # L^+ Ty, transposed
-    solved_residual = solved_spans[k:] - weights @ solved_spans[:k]
-    along = residual @ basis.T
-    whitened = residual + (along * (np.sqrt(gain) - 1.0)) @ basis
-    return whitened, solved_residual + (along * (gain - 1.0)) @ dual, float(gain.max(initial=1.0))
-
-
-def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
-    """Raise InputError unless every row has a label of every variable in `columns`."""
-    for column in columns:
-        weight = column.variable.weight
-        if not np.isclose(weight, stats.weight, rtol=1e-9, atol=0.0):
+def _label_columns(stats: Statistics, names: list[VariableName]) -> list[LabelColumns]:
+    """Return the label columns; raise InputError unless every row has a label of each variable."""
+    columns = [LabelColumns.of(name, stats.variable(name)) for name in names]
+    for name, variable, *_ in columns:
+        if not np.isclose(variable.weight, stats.weight, rtol=1e-9, atol=0.0):
             raise InputError(
-                f"rows of weight {weight:g} carry a label of {column.name!r}, of {stats.weight:g} "
-                "in all: oracle needs the labels of all rows of the moments; accumulate the "
-                "labelled rows alone (rows without a label are erased by eraser.fallback)"
+                f"rows of weight {variable.weight:g} carry a label of {name!r}, of "
+                f"{stats.weight:g} in all: oracle needs the labels of all rows; accumulate the "
+                "labelled rows alone"
             )
+    return columns
 
 
 def _correlations(
@@ -281,110 +332,38 @@ def _correlations(
 
 
 def _pair_correlations(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
-    """Return the correlations of two variables, (k_a, k_b); InputError if the moments lack them."""
     if a.name == b.name:
         return a.correlation()
     pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
     if pair is None or not np.isclose(pair[1], stats.weight, rtol=1e-9, atol=0.0):
         raise InputError(
             f"these moments hold no covariances between the labels of {a.name!r} and {b.name!r}: "
-            "they come from a file of an older version, from rows with only one of the labels, or "
-            "have a variable of more than 256 classes; accumulate them again, from rows with both "
-            "labels"
+            "they are of an older version, of rows with only one of them, or of more than 256 "
+            "classes; accumulate them again, from rows with both labels"
         )
     return np.asarray(pair[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
 
 
-def _inverses(matrix: Float) -> tuple[Float, Float]:
-    """Return the pseudo-inverse of a correlation matrix, and the symmetric root of this inverse."""
+def _inverse_root(matrix: Float) -> Float:
+    """Return W, (k, r), with W W^T the pseudo-inverse of a correlation matrix of rank r."""
     values, vectors = np.linalg.eigh(matrix)
-    positive = values > len(values) * 8 * np.finfo(np.float64).eps * values[-1]
-    vectors, values = vectors[:, positive], values[positive]
-    return (vectors / values) @ vectors.T, (vectors / np.sqrt(values)) @ vectors.T
+    positive = values > len(values) * 8 * tolerances.EPS * values[-1]
+    return np.asarray(vectors[:, positive] / np.sqrt(values[positive]))
 
 
 def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
     """Return the shifts of each variable, from the coefficients Szz^+ Sz^T, `predicted`."""
     shifts, start = [], 0
-    for column in columns:
-        rows = predicted[start : start + len(column.used)] / column.deviation[:, None]
-        start += len(column.used)
-        matrix = np.zeros((column.variable.n_columns, rows.shape[1]))
-        matrix[column.used] = rows
-        if isinstance(column.variable, ClassSums):
-            occurring = np.flatnonzero(column.variable.weights > 0)
-            matrix -= column.mean @ rows
-            classes = tuple(column.variable.names[c] for c in occurring)
-            mean = np.zeros(len(occurring))
-            shifts.append(Shift(str(column.name), classes, mean, matrix[occurring]))
-            continue
-        assert isinstance(column.variable, ColumnSums)
-        mean = column.variable.mean()
-        shifts.append(Shift(str(column.name), None, mean, matrix))
+    for name, variable, used, mean, deviation in columns:
+        rows = predicted[start : start + len(used)] / deviation[:, None]
+        start += len(used)
+        matrix = np.zeros((variable.n_columns, rows.shape[1]))
+        matrix[used] = rows
+        if isinstance(variable, ClassSums):
+            occurring = np.flatnonzero(variable.weights > 0)
+            matrix = (matrix - mean @ rows)[occurring]
+            classes = tuple(variable.names[c] for c in occurring)
+            shifts.append(Shift(str(name), classes, np.zeros(len(occurring)), matrix))
+        else:
+            shifts.append(Shift(str(name), None, cast(ColumnSums, variable).mean(), matrix))
     return shifts
-
-
-def _report(
-    stats: Statistics, factor: Factor, span_z: Span, span_y: Span,
-    whitened: dict[str, Float], predicted: Float,
-    restoration: Restoration | None, strength: float, rho: float | None,
-    precision_loss: float, residual_z: Float,
-) -> Report:  # fmt: skip
-    """Return the report; `residual_z` is Cov(t, z), transposed, which is zero up to rounding."""
-    variance = float(stats.variances.sum())
-    minimum = float(np.sum(span_z.rows * predicted))
-    d, variables, checked, notes = len(stats.mean), [], [], [NEEDS_LABELS]
-    added: float | None = 0.0
-    amplification, shrinkage = 1.0, stats.intensity(Options())
-    if restoration is not None:
-        if stats.sample is None and not shrinkage:
-            added = restoration.change
-        else:  # another matrix than Cov(x) was factored
-            inner = stats.gram(restoration.right) - (restoration.right @ span_z.rows.T) @ (
-                predicted @ restoration.right.T
-            )
-            added = change(restoration.left, restoration.right, inner, stats.variances)
-        amplification = restoration.amplification
-    bound = tolerances.residual(d, 1.0, amplification)
-    scales = inverse_units(np.sqrt(stats.variances))
-    for role, span in (("erased", span_z), ("kept", span_y)):
-        for name, part, kind, correlations in correlations_of(span, whitened[role]):
-            rank = int(np.count_nonzero(np.array(correlations) > tolerances.noise(d, 1.0)))
-            if role == "erased":
-                residual, size = residual_z[part], largest(span.rows[part] * scales)
-                if restoration is not None:
-                    residual = residual - (residual @ restoration.right.T) @ restoration.left
-                figures = largest(residual * scales) / size if size else 0.0, bound
-            else:
-                assert restoration is not None
-                figures = restoration.figures(part, lost=True)
-            variables.append(VariableReport(name, role, rank, correlations, *figures, kind))
-            if role == "kept" and restoration is not None:  # without what `strength` leaves out
-                figures = restoration.figures(part)
-            checked.append(VariableReport(name, role, rank, correlations, *figures, kind))
-    notes += precision_notes(
-        checked, amplification,
-        f"little of the covariance with {listed(span_y.names)} is left at fixed labels",
-        "keep fewer variables, or pass strength= below 1",
-    )  # fmt: skip
-    if precision_loss > tolerances.AMPLIFICATION:
-        notes.append(
-            f"x nearly determines the labels of {listed(span_z.names)}: 1 / (1 - c^2) is "
-            f"{precision_loss:.1e}, and rounding errors of the relation at fixed labels grow by "
-            "this factor; leave out the features that are copies of the labels"
-        )
-    sample = stats.sample
-    # The distortion is unknown if the variances replace Cov(x).
-    measured = added is not None and (not stats.is_diagonal or restoration is None)
-    fraction = 1.0 / variance if variance else 0.0
-    return Report(
-        method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,
-        rank_covariance=factor.rank, rank=0 if restoration is None else len(restoration.left),
-        variables=tuple(variables), dropped=0, cosines=(), amplification=amplification, rho=None,
-        distortion=(minimum + (added or 0.0)) * fraction if measured else None,
-        distortion_leace=None,
-        solver=factor.solver, tolerance=tolerances.noise(d, 1.0), shrinkage=shrinkage,
-        warnings=tuple(notes), strength=strength,
-        sampling=None if sample is None else Sampling(sample.n_rows, None),
-        oracle=OracleFit(minimum * fraction, None if shrinkage else rho),
-    )  # fmt: skip

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_maps import (
@@ -19,20 +23,29 @@ from splince_fast._solve.class_maps import (
 )
 from splince_fast._solve.options import OPTIONS, Option
 from splince_fast._solve.restore import Restoration, inverse_units, largest, restore
-from splince_fast._solve.selection import Selection
+from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
-from splince_fast.exceptions import NotEnoughDataError, PrecisionWarning, UnseenRowsWarning
-from splince_fast.labels.names import listed
-from splince_fast.methods.classes import (
-    ClassStatistics,
-    class_statistics,
-    concept_of,
-    read_classes,
+from splince_fast.exceptions import (
+    ConstantVariableError,
+    InputError,
+    LabelError,
+    NotEnoughDataError,
+    PrecisionWarning,
+    UnseenRowsWarning,
 )
-from splince_fast.methods.repair import precision_notes, refuse_lost
+from splince_fast.labels import ClassName
+from splince_fast.labels.names import listed, names_to_json
+from splince_fast.methods.label_columns import (
+    LabelColumns,
+    precision_notes,
+    refuse_lost,
+    unchanged,
+    variable_reports,
+)
 from splince_fast.moments import Folds, Moments
+from splince_fast.moments.statistics import statistics
 from splince_fast.projection import Projection
-from splince_fast.report import Report, VariableReport, correlations_of
+from splince_fast.report import Report, VariableReport
 
 Float = NDArray[np.float64]
 
@@ -100,10 +113,8 @@ def quadratic(
     InputError
         The moments were made without ``by=``, or with a sample or "diag"; rows have no label of a
         kept variable; or a parameter is out of range.
-    LabelError
-        The concept is continuous.
-    ConstantVariableError
-        The concept or a kept variable has a single value.
+    LabelError, ConstantVariableError
+        The concept is continuous; the concept or a kept variable has a single value.
     InfeasibleError
         A combination of kept labels covaries with x over all rows, but not within the classes; or
         more combinations are kept than x has dimensions within the classes.
@@ -136,61 +147,170 @@ def quadratic(
     True
     """
     _SHRINKAGE.check(shrinkage)
-    intensity = float(shrinkage or 0.0)
-    name = concept_of(erase, "quadratic")
-    classes = read_classes(moments, name, "quadratic")
-    stats = class_statistics(classes, keep, "quadratic")
-    pooled = stats.pooled
-    support = support_of(pooled, stats.roundoff)
-    shrunk = intensity * pooled + (1.0 - intensity) * stats.covariances
+    intensity, names = float(shrinkage or 0.0), names_of(erase, "erase")
+    name = names[0]
+    if len(names) > 1 or not isinstance(name, str):
+        raise InputError(
+            f"erase is {erase!r}; quadratic erases the classes of one variable: make a column of "
+            "the joint cells, and pass its name"
+        )
+    stats = _classes_of(_read_classes(moments, name), keep)
+    support, units = support_of(stats.pooled, stats.roundoff), stats.units
+    shrunk = intensity * stats.pooled + (1.0 - intensity) * stats.covariances
     smallest = int(np.argmin(stats.rows))
     if not intensity and stats.rows[smallest] <= support.rank + 1:
         raise NotEnoughDataError(
             f"the class {stats.names[smallest]!r} of {name!r} has {int(stats.rows[smallest]):,} "
-            f"rows, and its covariance is singular unless there are more than {support.rank + 1:,} "
-            "(rank of x, plus 1). Pass shrinkage= above 0, or use fewer principal components"
+            f"rows; its covariance needs more than {support.rank + 1:,} (rank of x, plus 1). Pass "
+            "shrinkage= above 0, or use fewer principal components"
         )
-    weights = stats.units / stats.units.max()
+    weights = np.maximum(units / units.max(), _SMALLEST_WEIGHT)
     try:
-        solution = qleace(stats.fractions, shrunk, np.maximum(weights, _SMALLEST_WEIGHT), support)
+        solution = qleace(stats.fractions, shrunk, weights, support)
     except SingularClassError as error:
         raise NotEnoughDataError(
-            f"the covariance of the class {stats.names[error.index]!r} of {name!r} is singular "
-            "where x varies in other classes: features that are constant in that class, or rows "
-            "that repeat. Pass shrinkage= above 0"
+            f"the covariance of the class {stats.names[error.index]!r} of {name!r} is singular: "
+            "features that are constant in that class alone, or rows that repeat. Pass shrinkage= "
+            "above 0"
         ) from error
-    scaled_maps, restoration = solution.maps, None
-    if keep is not None:
-        restoration = _restoration(stats, solution)
-        if restoration.lost_combination is not None:
-            remedy = "use sf.oracle, which does not make the covariances equal"
-            refuse_lost(restoration, "quadratic", stats.columns, remedy)
-        left = restoration.left / stats.units
-        scaled_maps = scaled_maps - left.T @ (restoration.right * stats.units @ scaled_maps)
     label = "QLEACE" if keep is None else "repair @ QLEACE"
-    notes = [] if intensity else _noise_notes(stats, support)
-    report = _report(
-        label, name, stats, support, shrunk, scaled_maps, restoration, intensity, notes
-    )
+    restoration = _restoration(stats, solution)
+    remedy = "use sf.oracle, which does not make the covariances equal"
+    refuse_lost(restoration, "quadratic", stats.columns, lambda _: remedy)
+    left, right = restoration.left / units, restoration.right * units
+    maps = solution.maps - left.T @ (right @ solution.maps)
+    noise = "" if intensity else _noise_text(stats, support)
+    report = _report(label, name, stats, support, shrunk, maps, restoration, intensity, noise)
     for note in report.warnings[1:]:
-        warn(note, UnseenRowsWarning if note in notes else PrecisionWarning)
-    units, empty = stats.units, np.empty((0, len(stats.units)))
-    after = Projection._make(
-        empty, empty, stats.mean, method=label, feature_names=stats.total.feature_names
-    )
+        warn(note, UnseenRowsWarning if note == noise else PrecisionWarning)
+    empty, feature_names = np.empty((0, len(units))), stats.total.feature_names
+    after = Projection._make(empty, empty, stats.mean, method=label, feature_names=feature_names)
     shift = Shift(name, tuple(stats.names), np.zeros(len(stats.names)), stats.means - stats.mean)
-    return ConditionalEraser(
-        [shift], after, None, maps=units[:, None] * scaled_maps / units, method=label,
-        report=report,
+    maps = units[:, None] * maps / units
+    return ConditionalEraser([shift], after, None, maps=maps, method=label, report=report)
+
+
+def _read_classes(moments: object, name: str) -> dict[ClassName, Moments]:
+    """Return the moments of each class of the variable `name` that has rows."""
+    if isinstance(moments, Folds):
+        moments = moments.total
+    if isinstance(moments, Mapping):
+        parts = {c.item() if isinstance(c, np.generic) else c: m for c, m in moments.items()}
+        names_to_json(parts)  # raises LabelError if a key cannot name a class
+        parts = {c: m.total if isinstance(m, Folds) else m for c, m in parts.items()}
+        if not all(isinstance(part, Moments) for part in parts.values()):
+            raise InputError("a mapping must hold the Moments of each class")
+    elif not isinstance(moments, Moments):
+        raise InputError(
+            f"moments is {described_type(moments)}; pass Moments(by={name!r}), or a mapping of "
+            "classes to moments"
+        )
+    elif moments.parameters.by == name:  # the key None stands for the rows without a label
+        parts = {c: part for c, part in moments.by_class.items() if c is not None}
+    elif moments.variables.get(name) == "continuous":
+        raise LabelError(
+            f"the variable {name!r} is continuous and has no class covariances; bin it into "
+            "classes, such as np.digitize(z, np.quantile(z, [0.25, 0.5, 0.75]))"
+        )
+    else:
+        by = moments.parameters.by
+        raise InputError(
+            f"quadratic needs the covariance of x in each class of {name!r}, and these moments "
+            f"keep {'only that of all rows' if by is None else f'those of {by!r}'}; accumulate "
+            f"them with sf.Moments(by={name!r})"
+        )
+    parts = {c: part for c, part in parts.items() if part.n_rows}
+    if len(parts) < 2:
+        raise ConstantVariableError(
+            f"the variable {name!r}, to be erased, has {len(parts)} class with rows; check the "
+            "labels"
+        )
+    if any(p.parameters.is_diagonal or p.parameters.subsample < 1 for p in parts.values()):
+        raise InputError(
+            "quadratic needs the covariance of each class from all rows; accumulate without "
+            "covariance_type='diag' or subsample="
+        )
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """Moments of k classes; covariances are in units u, the deviations of x within classes."""
+
+    # Features that are constant within classes have the covariance 0. Label columns y are those of
+    # the kept variables, in units of their standard deviations over all rows.
+
+    total: Moments  # of the rows of all classes
+    columns: list[LabelColumns]  # y
+    span: Span  # Cov(x, y) over all rows, for the report
+    names: list[ClassName]
+    rows: Float  # (k,): number of rows
+    fractions: Float  # (k,): p_c
+    means: Float  # (k, d), in units of x
+    units: Float  # (d,): u
+    deviations: Float  # (d,): standard deviations over all rows, 0 for constant features
+    covariances: Float  # (k, d, d): S_c, ddof = 0
+    crosses: Float  # (k, d, q): S_cy
+    roundoff: float  # unit roundoff of the products that were summed
+
+    @property
+    def mean(self) -> Float:
+        """Mean of x over all rows, (d,), in units of x."""
+        return np.asarray(self.fractions @ self.means)
+
+    @property
+    def pooled(self) -> Float:
+        """S_w = sum p_c S_c, (d, d)."""
+        return np.asarray(np.tensordot(self.fractions, self.covariances, 1))
+
+
+def _classes_of(classes: dict[ClassName, Moments], keep: Selection | None) -> _Classes:
+    """Return the moments of each class as arrays, with the label columns to keep."""
+    if keep is not None and not isinstance(keep, str | tuple | list):
+        raise InputError(
+            "keep holds directions; quadratic keeps the covariance with variables, by name"
+        )
+    names = None if keep is None else names_of(keep, "keep")
+    total, kept, parts = reduce(add, classes.values()), [], list(classes.values())
+    with statistics(total) as stats:
+        span = span_of(stats, names, "keep", True)
+        for name in names or ():
+            variable = stats.variable(name)
+            if variable.n_rows != stats.n_rows:
+                raise InputError(
+                    f"{stats.n_rows - variable.n_rows:,} of {stats.n_rows:,} rows have no "
+                    f"label of {name!r}; leave these rows out"
+                )
+            kept.append(LabelColumns.of(name, variable.copy()))
+        deviations = np.sqrt(stats.variances)
+        constant = tolerances.CONSTANT * np.abs(stats.mean)
+    deviations[deviations <= constant] = 0.0
+    weights = np.array([part.weight for part in parts])
+    fractions, covariances = weights / weights.sum(), [part.covariance(ddof=0) for part in parts]
+    within = np.sqrt(sum(p * np.diagonal(s) for p, s in zip(fractions, covariances, strict=True)))
+    within[within <= constant] = 0.0
+    inverse = inverse_units(within)
+    crosses = []
+    for part in parts:
+        columns = [np.zeros((len(within), 0))]
+        with statistics(part) as stats:
+            columns += [column.within(stats.variable(column.name)) for column in kept]
+        crosses.append(np.hstack(columns) * inverse[:, None])
+    return _Classes(
+        total, kept, span, list(classes), np.array([part.n_rows for part in parts]),
+        fractions, np.stack([part.mean for part in parts]),
+        np.where(within > 0, within, np.where(deviations > 0, deviations, 1.0)), deviations,
+        np.stack([s * inverse[:, None] * inverse for s in covariances]), np.stack(crosses),
+        max(part._state().unit_roundoff for part in parts),
     )  # fmt: skip
 
 
-def _restoration(stats: ClassStatistics, solution: ClassMaps) -> Restoration:
-    """Return the map that restores Cov(x, y) after QLEACE.
-
-    All classes share the coordinates in which G_c whitens class c. There,
-    Cov(t, y) = sum p_c G_c U^T S_cy for the erased rows t = U R (...).
-    """
+def _restoration(stats: _Classes, solution: ClassMaps) -> Restoration:
+    """Return the map that restores Cov(x, y) after QLEACE."""
+    if not stats.columns:
+        return unchanged(stats.span.rows)
+    # All classes share the coordinates in which G_c whitens class c. There,
+    # Cov(t, y) = sum p_c G_c U^T S_cy for the erased rows t = U R (...).
     basis, root = solution.support.basis, solution.root
     terms = zip(stats.fractions, solution.whiteners, stats.crosses, strict=True)
     whitened = np.asarray(sum(p * whitener @ (basis.T @ c) for p, whitener, c in terms)).T
@@ -199,57 +319,48 @@ def _restoration(stats: ClassStatistics, solution: ClassMaps) -> Restoration:
     return restore(whitened, solved, span_t, stats.span.rows, stats.deviations, 1.0)
 
 
-def _noise_notes(stats: ClassStatistics, support: Support) -> list[str]:
-    """Return the warning about sampling noise in the class covariances, or an empty list.
-
-    The squared difference of the whitened covariances D_c of k classes is sum |D_c - D|^2 / k, with
-    D their mean. Sampling noise adds about (k - 1) / k^2 sum r (r + 1) / n_c, for the rank r of x
-    and n_c rows of class c.
-    """
+def _noise_text(stats: _Classes, support: Support) -> str:
+    """Return the warning about sampling noise in the class covariances, or ""."""
+    # The squared difference of the whitened covariances D_c of k classes is sum |D_c - D|^2 / k,
+    # with D their mean. Sampling noise adds about (k - 1) / k^2 sum r (r + 1) / n_c, for the rank r
+    # of x and n_c rows of class c.
     k, r, whitener = len(stats.rows), support.rank, support.whitener
     differences = np.stack([whitener.T @ s @ whitener for s in stats.covariances])
     differences -= differences.mean(axis=0)
     noise = (k - 1) / k**2 * float(np.sum(r * (r + 1) / stats.rows))
     size = float(np.vdot(differences, differences)) / k - noise
     if noise <= size:
-        return []
-    needed = "" if size <= 0 else f"; about {noise / size:.2g} times as many rows would be needed"
-    size_text = f"{size:.3g}" if size > 0 else "not above noise"
-    return [
+        return ""
+    before = f"{size:.3g}" if size > 0 else "not above noise"
+    return (
         f"without shrinkage, sampling noise leaves a squared difference of about {noise:.3g} "
-        "between the class covariances of new rows; before erasure, the difference is "
-        f"{size_text}. The smallest class, {stats.names[int(np.argmin(stats.rows))]!r}, has "
-        f"{int(stats.rows.min()):,} rows for a covariance of {r} dimensions{needed}. Pass "
-        "shrinkage=, or use fewer principal components"
-    ]
+        f"between the class covariances of new rows (before erasure: {before}); pass shrinkage=, "
+        "add rows, or use fewer principal components"
+    )
 
 
 def _report(
-    label: str, name: str, stats: ClassStatistics, support: Support, shrunk: Float, maps: Float,
-    restoration: Restoration | None, intensity: float, notes: list[str],
+    label: str, name: str, stats: _Classes, support: Support, shrunk: Float, maps: Float,
+    restoration: Restoration, intensity: float, noise_text: str,
 ) -> Report:  # fmt: skip
     """Return the report; `shrunk` and `maps`, (k, d, d), are in the units of `stats`."""
     p, d, units = stats.fractions, len(stats.units), stats.units
-    variance = float(np.sum(stats.deviations**2))
-    means = np.sqrt(p)[:, None] * stats.offsets
+    variance, eye = float(np.sum(stats.deviations**2)), np.eye(d)
+    means = np.sqrt(p)[:, None] * (stats.means - stats.mean) / units
+    steps = maps - eye
     change = np.sum(means**2, axis=0)  # E(r - x)^2 of each feature, here that of o-LEACE
-    erased = [a @ used @ a.T for a, used in zip(maps, shrunk, strict=True)]
+    change += np.einsum("c,cij,cjk,cik->i", p, steps, stats.covariances, steps, optimize=True)
+    erased = maps @ shrunk @ maps.transpose(0, 2, 1)
     own = inverse_units(np.sqrt(np.diagonal(erased[0]).clip(0.0)))  # 1 / deviations after erasure
-    amplification, rounding = 1.0, 1.0
-    for q, a, covariance, used, mean in zip(
-        p, maps, stats.covariances, shrunk, stats.means, strict=True
-    ):
-        step = a - np.eye(d)
-        change += q * np.einsum("ij,ij->i", step @ covariance, step)
-        scaled = a * (units * inverse_units(stats.deviations))[:, None] * (stats.deviations / units)
-        amplification = max(amplification, float(np.linalg.norm(scaled, 2)))
-        # Rounding of the rows changes S_c by up to eps |x| |x - m_c|, and A_c S_c A_c^T by up to
-        # |A_c|^2 times this change.
-        deviation = float(np.trace(used)) ** 0.5
-        length = deviation + float(np.linalg.norm(mean / units))
-        size = float(np.linalg.norm(own[:, None] * a))
-        rounding = max(rounding, size**2 * deviation * length)
-    residual = max(float(np.abs((c - erased[0]) * own[:, None] * own).max()) for c in erased)
+    residual = float(np.abs((erased - erased[0]) * own[:, None] * own).max())
+    scaled = maps * (units * inverse_units(stats.deviations))[:, None] * (stats.deviations / units)
+    amplification = max(1.0, float(np.linalg.norm(scaled, 2, axis=(1, 2)).max()))
+    # Rounding of the rows changes S_c by up to eps |x| |x - m_c|, and A_c S_c A_c^T by up to
+    # |A_c|^2 times this change.
+    within = np.sqrt(np.trace(shrunk, axis1=1, axis2=2))
+    lengths = within + np.linalg.norm(stats.means / units, axis=1)
+    sizes_of_maps = np.linalg.norm(own[:, None] * maps, axis=(1, 2))
+    rounding = max(1.0, float((sizes_of_maps**2 * within * lengths).max()))
     relative = 8.0 * d * tolerances.EPS / support.smallest**0.5
     # `sizes` are the singular values of the class means, whitened by S_w and weighted by sqrt(p_c).
     # The canonical correlations c of x and the classes have c^2 = sizes^2 / (1 + sizes^2).
@@ -257,41 +368,32 @@ def _report(
     canonical = sizes / np.sqrt(1.0 + sizes**2)
     noise = tolerances.noise(d, support.smallest)
     rank = int(np.count_nonzero(canonical > noise))
+    correlations, kind = tuple(map(float, canonical[:rank])), f"classes ({len(p)})"
     variables = [
-        VariableReport(
-            name, "erased", rank, tuple(map(float, canonical[:rank])), residual,
-            relative * rounding,
-            f"classes ({len(p)})",
-        )
-    ]  # fmt: skip
-    if restoration is not None:
-        terms = zip(p, maps, stats.crosses, strict=True)
-        after = np.asarray(sum(q * a @ cross for q, a, cross in terms)).T * units
-        error = (after - stats.span.rows) * inverse_units(stats.deviations)
-        whitened = support.whitener.T @ (stats.span.rows / units).T
-        shrinkage = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
-        whitened = (whitened - (u * shrinkage) @ (u.T @ whitened)).T  # whitened by Cov(x)
-        for text, part, kind, correlations in correlations_of(stats.span, whitened):
-            n_correlated = int(np.count_nonzero(np.array(correlations) > noise))
-            span_size, bound_kept = largest(restoration.span[part]), restoration.figures(part)[1]
-            figures = 0.0, 0.0
-            if span_size:
-                bound_kept += relative * amplification / span_size
-                figures = largest(error[part]) / span_size, bound_kept
-            variables.append(
-                VariableReport(text, "kept", n_correlated, correlations, *figures, kind)
-            )
+        VariableReport(name, "erased", rank, correlations, residual, relative * rounding, kind)
+    ]
+    after = np.einsum("c,cij,cjq->qi", p, maps, stats.crosses, optimize=True) * units
+    error = (after - stats.span.rows) * inverse_units(stats.deviations)
+    whitened = support.whitener.T @ (stats.span.rows / units).T
+    shrinkage = 1.0 - 1.0 / np.sqrt(1.0 + sizes**2)
+    whitened = (whitened - (u * shrinkage) @ (u.T @ whitened)).T  # whitened by Cov(x)
+
+    def figures(part: slice) -> tuple[float, float]:
+        size, (_, bound) = largest(restoration.span[part]), restoration.figures(part)
+        if not size:
+            return 0.0, 0.0
+        return largest(error[part]) / size, bound + relative * amplification / size
+
+    variables += variable_reports("kept", stats.span, whitened, noise, figures)
     cause = f"some direction varies far less in one class of {name!r} than in the others"
-    if len(variables) > 1:
-        names = listed([v.name for v in variables[1:]])
-        cause += f", or little of the covariance with {names} is left within the classes"
+    if kept := listed(stats.span.names):
+        cause += f", or little of the covariance with {kept} is left within the classes"
     precise = precision_notes(variables, amplification, cause, "pass shrinkage= above 0")
     # If the class means differ only on the support of S_w, LEACE removes the variance
     # |Cov(x) W u|^2 / (1 + size^2) for each left singular vector u with the singular value `size`.
-    outside = means - (means @ support.basis) @ support.basis.T
-    columns = stats.pooled @ (support.whitener @ u[:, :rank]) * units[:, None]
-    leace = None
+    outside, leace = means - (means @ support.basis) @ support.basis.T, None
     if variance and float(np.sum(outside**2)) <= _NEGLIGIBLE * d:
+        columns = stats.pooled @ (support.whitener @ u[:, :rank]) * units[:, None]
         leace = float(np.sum(columns**2 * (1.0 + sizes[:rank] ** 2))) / variance
     return Report(
         method=label, n_rows=int(stats.rows.sum()), weight=float(stats.total.weight),
@@ -299,5 +401,5 @@ def _report(
         cosines=(), amplification=amplification, rho=None,
         distortion=float(change @ units**2) / variance if variance else 0.0,
         distortion_leace=leace, solver="cholesky", tolerance=noise, shrinkage=intensity,
-        warnings=(NEEDS_LABELS, *notes, *precise),
+        warnings=(NEEDS_LABELS, *([noise_text] if noise_text else []), *precise),
     )  # fmt: skip

@@ -13,8 +13,8 @@ from splince_fast._solve.selection import Selection, kept_of, names_of
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels.positions import check_index
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
+from splince_fast.methods.fit import MethodCall
 from splince_fast.methods.folds import CrossReport, report_on
-from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
@@ -32,18 +32,17 @@ def erase(
 ) -> tuple[Any, Projection]:
     """Fit an eraser to rows and apply it to them.
 
-    This function is a shorthand for :class:`Moments`, one of the methods, and a call of the eraser.
-    Call these directly if rows come in blocks, or to fit several erasers to the same rows.
+    A shorthand for :class:`Moments`, one of the methods, and a call of the eraser. Call these
+    directly if rows come in blocks, or to fit several erasers to the same rows.
 
     Parameters
     ----------
     X : array-like of shape (n, d)
         Rows, as a NumPy array, torch tensor, pandas or polars frame.
     concept : column, or mapping or frame of columns
-        Variables to erase, each with n labels; several columns are erased jointly. Strings,
-        booleans, integers and categoricals are classes, floats are numbers
-        (:mod:`splince_fast.labels`). Rows without a label (None, NaN) are erased, too; the report
-        states which fraction of the rows is labelled.
+        Variables to erase jointly, each with n labels. Strings, booleans, integers and categoricals
+        are classes, floats are numbers (:mod:`splince_fast.labels`). Rows without a label (None,
+        NaN) are erased, too.
     keep : column, or mapping or frame of columns, optional
         Variables whose covariance with the rows is kept.
     method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
@@ -67,19 +66,16 @@ def erase(
 
     Raises
     ------
-    InputError
-        The method or an option is unknown, `keep` is passed to a method that keeps nothing, or
-        `keep` is missing for SPLINCE.
     SplinceError
-        As :meth:`Moments.update` and the methods.
+        The method or an option is unknown, or `keep` does not go with the method; otherwise as
+        :meth:`Moments.update` and the methods.
 
     Examples
     --------
     >>> import numpy as np
     >>> import splince_fast as sf
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.integers(0, 2, size=500)
-    >>> X = rng.normal(size=(500, 4)) + z[:, None]
+    >>> z = np.arange(500) % 2
+    >>> X = np.random.default_rng(0).normal(size=(500, 4)) + z[:, None]
     >>> clean, eraser = sf.erase(X, z)
     >>> difference = clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)
     >>> bool(np.abs(difference).max() < 1e-12), eraser.method
@@ -128,14 +124,12 @@ def cross_report(
     """Evaluate the erasers that are fitted to all folds but one, on the held-out folds.
 
     The evaluation uses moments only. Let x -> m + P (x - m) with I - P = A B^T be the eraser fitted
-    to all other folds, and let m_f and S_f be the mean and the covariance (ddof = 0) of the
-    held-out fold. The distortion is::
+    to all other folds, and let m_f and S_f = L L^T be mean and covariance of the held-out fold::
 
-        E|(P - I)(x - m)|^2 / tr S_f = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f
+        distortion = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f
 
-    The remaining association is measured by the canonical correlations of the erased rows with the
-    concept. With S_f = L L^T, the canonical correlations are those of L^+ x, projected onto the
-    orthogonal complement of the span of L^+ A.
+    The remaining association is that of L^+ x with the concept, projected onto the orthogonal
+    complement of the span of L^+ A.
 
     Parameters
     ----------
@@ -146,7 +140,7 @@ def cross_report(
     keep : str, tuple, list of them, or array of shape (d, k), optional
         Variables to keep, or directions.
     method : {"splince", "leace", "sal", "mean_projection"}, optional
-        Name of the method, case-insensitive. The default is SPLINCE with `keep`, and LEACE without.
+        Name of the method; by default, SPLINCE with `keep`, and LEACE without.
     **options
         Options of the method. ``shrinkage="cv"`` selects the intensity (0, 1e-6, ..., 0.1 or "oas")
         with the smallest mean out-of-fold distortion.
@@ -158,11 +152,9 @@ def cross_report(
 
     Raises
     ------
-    InputError
-        There are fewer than two folds, the folds have different numbers of features, or a parameter
-        is out of range.
     SplinceError
-        A fit fails, as for :func:`splince_fast.splince`.
+        There are fewer than two folds, the folds have different numbers of features, a parameter
+        is out of range, or a fit fails, as for :func:`splince_fast.splince`.
 
     Warns
     -----
@@ -175,9 +167,8 @@ def cross_report(
     --------
     >>> import numpy as np
     >>> import splince_fast as sf
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.integers(0, 2, size=2000)
-    >>> X = rng.normal(size=(2000, 5)) + z[:, None]
+    >>> z = np.arange(2000) // 2 % 2
+    >>> X = np.random.default_rng(0).normal(size=(2000, 5)) + z[:, None]
     >>> folds = [sf.Moments().update(X[i::2], {"z": z[i::2]}) for i in range(2)]
     >>> report = sf.cross_report(folds, erase="z")
     >>> max(report.distortion) < 0.7
@@ -203,7 +194,7 @@ def cross_report(
         )
     check_names(options, entry.options, entry.label)
     call = MethodCall(
-        entry.label, entry.whitened, names_of(erase, "erase"), kept_of(keep),
-        Options(**options), classes_only=entry.classes_only,
+        entry.label, names_of(erase, "erase"), kept_of(keep), Options(**options),
+        entry.whitened, entry.classes_only,
     )  # fmt: skip
     return report_on(call, parts, Moments._sum_of(parts))

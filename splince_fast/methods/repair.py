@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +17,22 @@ from splince_fast._solve.oblique import change, sensitivity
 from splince_fast._solve.options import OPTIONS, Options
 from splince_fast._solve.restore import Restoration, inverse_units, restore, shrunk_solves
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
-from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
+from splince_fast.exceptions import InputError, PrecisionWarning
 from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
-from splince_fast.methods.label_columns import LabelColumns, combination
+from splince_fast.methods.label_columns import (
+    LabelColumns,
+    precision_notes,
+    refuse_lost,
+    variable_reports,
+)
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.moments.variable import Variable, refuse_other_kind
 from splince_fast.projection import Projection
-from splince_fast.report import Report, Sampling, VariableReport, correlations_of
+from splince_fast.report import Report, Sampling
 
 Float = NDArray[np.float64]
 
@@ -54,12 +59,9 @@ def repair(
         B = I + X H^+ K^T,    K = T^+ Cov(t, y),    H = Cov(t, y)^T K
 
     Repair after LEACE gives the rows of SPLINCE (proofs_check 8.1). Repair after SAL does not,
-    because the change is measured from t and not from x.
-
-    B may change every feature. The change does not depend on features of t with a standard
-    deviation below 5e-7 times the root mean square standard deviation of x, or below 5e-7 times the
-    standard deviation of the same feature of x, because such a variation is rounding error of the
-    eraser.
+    because the change is measured from t and not from x. The change does not depend on features of
+    t with a standard deviation below 5e-7 times the root mean square of those of x, or below 5e-7
+    times that of the same feature of x, because such a variation is rounding error of the eraser.
 
     Parameters
     ----------
@@ -93,25 +95,18 @@ def repair(
     ------
     InfeasibleError
         A combination of labels covaries with x, but not with the erased rows; the message names it.
-    UnknownVariableError
-        A variable is missing in one of the moments.
-    ConstantVariableError
-        A variable has a single value.
-    IncompatibleMomentsError
-        The kind or the columns of a variable differ between the moments.
-    InputError
-        The number or names of features differ; the number, classes, means or standard deviations of
-        labels differ; the moments of the erased rows have no covariance; the factor of a snapshot
-        uses features that are rounding error; `keep` holds directions; `strength` is out of range.
-    NotEnoughDataError
-        The moments have no rows.
+    UnknownVariableError, ConstantVariableError, NotEnoughDataError
+        A variable is missing in one of the moments, or has a single value; there are no rows.
+    IncompatibleMomentsError, InputError
+        Features or labels differ between the moments; the moments of the erased rows have no
+        covariance, or a factor that uses features that are rounding error; `keep` holds directions;
+        `strength` is out of range.
 
     Warns
     -----
     PrecisionWarning
         An amplification above 1e4, a residual above its bound, or a sensitivity above 1e-3
-        (:class:`Report`): little covariance with the variables is left in the erased rows, and the
-        map amplifies its noise.
+        (:class:`Report`).
 
     Examples
     --------
@@ -134,9 +129,8 @@ def repair(
     OPTIONS["strength"].check(strength)
     if keep is None or not isinstance(keep, (str, tuple, list)):
         raise InputError(
-            f"keep is {described_type(keep)}; repair restores covariances with variables and takes "
-            "their names. Moments do not hold the image of a direction under an eraser: restore a "
-            "variable, or pass the direction to splince(keep=)"
+            f"keep is {described_type(keep)}; repair restores covariances with variables, by name. "
+            "Pass directions to splince(keep=)"
         )
     names = names_of(keep, "keep")
     with statistics(before) as stats:
@@ -147,19 +141,16 @@ def repair(
         if len(erased.mean) != len(variances):
             raise InputError(
                 f"the erased rows have {len(erased.mean)} features and those before erasing "
-                f"{len(variances)}; repair compares covariances feature by feature: pass "
-                "moments of the same rows in the same coordinates"
+                f"{len(variances)}; pass moments of the same rows in the same coordinates"
             )
         if erased.is_diagonal:
             raise InputError(
-                "repair takes T^+ of the covariance T of the erased rows, which moments made with "
-                "covariance_type='diag' do not keep; accumulate them with 'full', or with "
-                "subsample="
+                "repair needs the covariance of the erased rows, which moments made with "
+                "covariance_type='diag' do not keep; accumulate them with 'full', or subsample="
             )
         span_t = span_of(erased, names, "keep", True)
         variables = [erased.variable(name) for name in names]
-        pairs = zip(names, variables, original, strict=True)
-        span_x = np.concatenate([_aligned(*pair) for pair in pairs])
+        span_x = np.concatenate(list(map(_aligned, names, variables, original)))
         units = np.sqrt(np.maximum(variances, erased.variances))
         units[units <= tolerances.CONSTANT * np.abs(erased.mean)] = 0.0
         factor = erased.factored_after_erasure(np.sqrt(variances))
@@ -170,11 +161,11 @@ def repair(
         else:
             whitened, solved = factor.whiten(rows), factor.solve(rows)
         restoration = restore(whitened, solved, rows, span_x, units, float(strength))
-        if restoration.lost_combination is not None:
-            refuse_lost(restoration, "repair", list(map(LabelColumns.of, names, variables)))
-        report = _report(
-            erased, factor, restoration, span_t, float(strength), float(variances.sum())
-        )
+        remedy = "use an eraser that keeps part of it, such as splince(keep=)"
+        columns = list(map(LabelColumns.of, names, variables))
+        refuse_lost(restoration, "repair", columns, lambda _: remedy)
+        total = float(variances.sum())
+        report = _report(erased, factor, restoration, span_t, float(strength), total)
     for note in report.warnings:
         warn(note, PrecisionWarning)
     return Projection._make(
@@ -184,94 +175,58 @@ def repair(
 
 
 def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
-    """Return Cov(x, y) of a variable, (k', d), with rows in the order of `after.span()`.
-
-    Raises IncompatibleMomentsError if its kind or columns differ, and InputError if its labels do.
-    """
+    """Return Cov(x, y) of a variable, (k', d), with rows in the order of `after.span()`."""
     refuse_other_kind(name, after, before)
-    remedy = "accumulate both from the same rows, with the same labels and weights"
+    rows, remedy = None, "accumulate both from the same rows, with the same labels and weights"
     if after.n_rows != before.n_rows:
-        raise InputError(
+        cause = (
             f"{after.n_rows:,} erased rows carry a label of {name!r}, and {before.n_rows:,} rows "
-            f"before erasing: they differ by {abs(after.n_rows - before.n_rows):,}; {remedy}"
+            f"before erasing: they differ by {abs(after.n_rows - before.n_rows):,}"
         )
-    if isinstance(after, ClassSums) and isinstance(before, ClassSums):
-        order = np.array(
-            [before.position_by_key.get(key, -1) for key in after.position_by_key], np.intp
-        )
-        in_before = order >= 0
-        weights = np.where(in_before, before.weights[order], 0.0)
-        total_after, total_before = after.weights.sum(), before.weights.sum()
-        close = np.isclose(weights, after.weights, rtol=_SAME_LABELS, atol=0.0)
-        if close.all() and np.isclose(total_after, total_before, rtol=_SAME_LABELS):
-            sums = np.where(in_before[:, None], before.sums[order], 0.0)
-            # A span has no row for the class of the largest weight, which follows from the other
-            # rows. Both spans use the weights of `after`, so that both leave out the same class.
-            return spans.class_span(sums, after.weights)
-        text = f"weigh {total_after:g} and {total_before:g} in total"
-        if not in_before.all():
-            c = int(np.argmin(in_before))
-            raise InputError(
-                f"the class {after.names[c]!r} ({type(after.names[c]).__name__}) of {name!r} "
-                f"occurs only after erasing; the classes before are {listed(before.names)}; "
-                f"{remedy}"
-            )
-        if not close.all():
-            c = int(np.argmin(close))
-            text = f"of class {after.names[c]!r} weigh {after.weights[c]:g} and {weights[c]:g}"
-        raise InputError(
-            f"rows with a label of {name!r} {text}, erased and before erasing; {remedy}"
-        )
-    assert isinstance(after, ColumnSums)
-    assert isinstance(before, ColumnSums)
-    before.merged(after.empty_like(), np.zeros(before.width), 1, name)  # raises if columns differ
-    means, deviations = zip(
-        *((v.reference + v.z_sum / v.weight, v.deviations()) for v in (after, before)), strict=True
-    )
-    scale = deviations[1] + np.abs(means[1])
-    difference = np.maximum(*(np.abs(a - b) for a, b in (means, deviations)))
-    if (difference > _SAME_LABELS * scale).any() or not np.isclose(after.weight, before.weight):
-        raise InputError(
+    elif isinstance(after, ClassSums):
+        rows, cause = _aligned_classes(name, after, cast(ClassSums, before))
+    else:
+        after, before = cast(ColumnSums, after), cast(ColumnSums, before)
+        before.merged(after.empty_like(), np.zeros(before.width), 1, name)  # if columns differ
+        moments = [np.stack([v.mean(), v.deviations()]) for v in (after, before)]
+        scale, difference = np.abs(moments[1]).sum(axis=0), np.abs(moments[0] - moments[1])
+        same = bool((difference <= _SAME_LABELS * scale).all())
+        if same and np.isclose(after.weight, before.weight):
+            return before.span()
+        cause = (
             f"the labels of {name!r} have another mean, standard deviation or weight in the erased "
-            f"rows than before erasing; {remedy}"
+            "rows than before erasing"
         )
-    return before.span()
+    if rows is None:
+        raise InputError(f"{cause}; {remedy}")
+    return rows
 
 
-def refuse_lost(
-    restoration: Restoration, method: str, columns: list[LabelColumns],
-    remedy: str = "use an eraser that keeps part of it, such as splince(keep=)",
-) -> NoReturn:  # fmt: skip
-    """Raise InfeasibleError that names the combination of labels that cannot be restored."""
-    assert restoration.lost_combination is not None
-    kept = listed([str(v.name) for v in columns])
-    text = combination(restoration.lost_combination, columns)
-    raise InfeasibleError(
-        f"{method} cannot restore the covariance with {kept}: the rows "
-        f"covaried with the combination {text} before erasing (|Cov| {restoration.lost_size:.2g} "
-        "in units of standard deviations), and the erased rows do not, above rounding. Typically "
-        f"the concept determines the combination. Keep fewer variables, or {remedy}",
-        1.0,
-    )
-
-
-def precision_notes(
-    variables: list[VariableReport], amplification: float, cause: str, remedy: str
-) -> list[str]:
-    """Return warnings of a large amplification, and of a residual that is not rounding error."""
-    notes = []
-    if amplification > tolerances.AMPLIFICATION:
-        notes.append(
-            f"{cause}: the map enlarges deviations up to {amplification:.1e} times, with their "
-            f"rounding errors and noise; {remedy}"
+def _aligned_classes(
+    name: VariableName, after: ClassSums, before: ClassSums
+) -> tuple[Float | None, str]:
+    """Return the rows of `_aligned`, or None and the difference between the labels."""
+    keys = list(after.position_by_key)
+    order = np.array([before.position_by_key.get(key, -1) for key in keys], np.intp)
+    weights, sums = before.weights[order], before.sums[order]
+    weights[order < 0], sums[order < 0] = 0.0, 0.0
+    close = np.isclose(weights, after.weights, rtol=_SAME_LABELS, atol=0.0)
+    total_after, total_before = after.weights.sum(), before.weights.sum()
+    if close.all() and np.isclose(total_after, total_before, rtol=_SAME_LABELS):
+        # A span has no row for the class of the largest weight, which follows from the other rows.
+        # Both spans use the weights of `after`, so that both leave out the same class.
+        return spans.class_span(sums, after.weights), ""
+    if (order < 0).any():
+        new = after.names[int(np.argmax(order < 0))]
+        return None, (
+            f"the class {new!r} ({type(new).__name__}) of {name!r} occurs only after erasing; the "
+            f"classes before are {listed(before.names)}"
         )
-    worst = max(variables, key=lambda v: v.residual - v.bound)
-    if worst.bound >= 1 or worst.residual > worst.bound:
-        notes.append(
-            f"rounding errors may undo the constraint on {worst.name!r}: residual "
-            f"{worst.residual:.1e}, bound {worst.bound:.1e} (relative to the covariance)"
-        )
-    return notes
+    text = f"weigh {total_after:g} and {total_before:g} in total"
+    if not close.all():
+        c = int(np.argmin(close))
+        text = f"of class {after.names[c]!r} weigh {after.weights[c]:g} and {weights[c]:g}"
+    return None, f"rows with a label of {name!r} {text}, erased and before erasing"
 
 
 def _report(
@@ -279,35 +234,29 @@ def _report(
     variance: float,
 ) -> Report:  # fmt: skip
     """Return the report with its warnings; `variance` is the total variance before erasure."""
-    left, right = restoration.left, restoration.right
+    left, right, amplification = restoration.left, restoration.right, restoration.amplification
     cost = change(left, right, erased.gram(right), erased.variances)
-    if cost is not None:
-        cost = cost / variance if variance else 0.0
-    variables = []
-    for name, part, kind, correlations in correlations_of(span, restoration.whitened):
-        values = np.linalg.svd(restoration.whitened[part], compute_uv=False)
-        rank = int(np.count_nonzero(values > restoration.cut))
-        variables.append(
-            VariableReport(name, "kept", rank, correlations, *restoration.figures(part), kind)
-        )
+    variables = variable_reports(
+        "kept", span, restoration.whitened, restoration.cut, restoration.figures,
+        restoration.whitened,
+    )  # fmt: skip
     effect, norm = sensitivity(left, right, erased.mean, variance)
     notes = precision_notes(
-        variables, restoration.amplification,
+        variables, amplification,
         f"little of the covariance with {listed(span.names)} is left in the erased rows",
         "keep fewer variables, or use an eraser that leaves more of them",
     )  # fmt: skip
     if effect > tolerances.SENSITIVITY and norm > 10.0 * len(left) ** 0.5:
         notes.append(
             "the repair is sensitive to rounding: erased rows rounded to float32 move by "
-            f"{effect:.1e} of their standard deviation; use rows in float64, or keep fewer "
-            "variables"
+            f"{effect:.1e} of their deviation; use rows in float64, or keep fewer variables"
         )
     sample = erased.sample
     return Report(
         method="repair", n_rows=erased.n_rows, weight=erased.weight, n_features=len(erased.mean),
         rank_covariance=factor.rank, rank=len(left), variables=tuple(variables),
-        dropped=0, cosines=(), amplification=restoration.amplification, rho=None,
-        distortion=cost, distortion_leace=None,
+        dropped=0, cosines=(), amplification=amplification, rho=None,
+        distortion=None if cost is None else cost / (variance or np.inf), distortion_leace=None,
         solver=factor.solver, tolerance=restoration.cut,
         shrinkage=erased.shrinkage,
         warnings=tuple(notes), sampling=None if sample is None else Sampling(sample.n_rows, None),

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 import splince_fast as sf
 from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
-from splince_fast.estimators import base
+from splince_fast import estimators as base
 from splince_fast.exceptions import InputError
 
 CLASSES = (SPLINCE, LEACE, SAL, MeanProjection)
@@ -51,17 +51,33 @@ def same_bits(a: sf.Projection, b: sf.Projection) -> bool:
     return np.array_equal(a.left, b.left) and np.array_equal(a.right, b.right)
 
 
+EVERY = {
+    SPLINCE: {"max_amplification": 50, "shrinkage": 0.1, "solver": "eigh"},
+    LEACE: {"null_space": "drop", "shrinkage": "oas", "rank_tol": 1e-3},
+    SAL: {"rank_tol": 0.999},
+    MeanProjection: {"rank_tol": 0.999},
+}
+
+
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("given", [{"subsample": 0.2}, {"covariance_type": "diag"}], ids=str)
-def test_each_is_its_method_of_such_moments(kind: Any, given: dict[str, Any], data: Data) -> None:
+@pytest.mark.parametrize(
+    "given", ["every option", {"subsample": 0.2}, {"covariance_type": "diag"}], ids=str
+)
+def test_each_is_its_method(kind: Any, given: Any, data: Data) -> None:
     X, y, z = data
-    fitted = kind(**given).fit(X, y, concept=z)
-    assert same_bits(fitted.projection_, by_hand(kind, data, sf.Moments(**given)))
-    if kind in (SPLINCE, LEACE):  # control: the others do not whiten, so it changes their report
+    options = EVERY[kind] if given == "every option" else {}
+    accumulation = {} if options else given
+    fitted = kind(**options, **accumulation).fit(X, y, concept=z)
+    expected = by_hand(kind, data, sf.Moments(**accumulation), **options)
+    assert same_bits(fitted.projection_, expected)
+    assert np.array_equal(fitted.transform(X), expected(X))
+    assert fitted.report_ == expected.report
+    assert fitted.report_.method == kind.__name__
+    if options or kind in (SPLINCE, LEACE):  # control: the parameters have an effect
         plain = kind().fit(X, y, concept=z)
-        assert np.abs(plain.projection_.matrix() - fitted.projection_.matrix()).max() > 1e-4
+        assert np.abs(plain.projection_.matrix() - fitted.projection_.matrix()).max() > 1e-6
     assert clone(fitted).get_params() == fitted.get_params()
-    parts = kind(**given)
+    parts = kind(**options, **accumulation)
     for rows in np.array_split(np.arange(N), 3):
         parts.partial_fit(X[rows], y[rows], concept=z[rows])
     # Sums of N rows in another order.
@@ -202,15 +218,24 @@ def test_sparse_rows_that_cannot_be_used(data: Data, monkeypatch: pytest.MonkeyP
         ({"covariance_type": "diag", "shrinkage": "oas"}, r"pass a number in \[0, 1\]"),
         ({"covariance_type": "diag", "solver": "eigh"}, "at 'auto'"),
         ({"covariance_type": "diag", "shrinkage": 0.1, "passes": 1}, "leave one of them out"),
+        ({"solver": "SPLINCE"}, "'auto', 'cholesky', 'eigh'"),
+        ({"null_space": "erase"}, "'keep', 'drop'"),
+        ({"on_infeasible": "leace"}, "'raise', 'drop'"),
+        ({"shrinkage": "ledoit"}, "'oas'"),
+        ({"rank_tol": 1.5}, r"\[0, 1\)"),
+        ({"max_amplification": 0.5}, "at least 1"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("kind", [SPLINCE, LEACE])
 @pytest.mark.parametrize("verb", ["fit", "partial_fit"])
-def test_what_does_not_go_together_is_refused_before_a_row_is_read(
+def test_parameters_are_refused_before_a_row_is_read(
     kind: Any, verb: str, wrong: dict[str, Any], named: str, data: Data
 ) -> None:
+    """With the choices listed; the constructor only stores."""
     _, y, z = data
+    if kind is LEACE and wrong.keys() & {"on_infeasible", "max_amplification"}:
+        kind = SPLINCE  # LEACE keeps nothing, and has neither
     with pytest.raises(InputError, match=named):
         getattr(kind(**wrong), verb)("no data", y, concept=z)
 

@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
-from sklearn.cross_decomposition import CCA
-from sklearn.linear_model import LinearRegression
 
 import splince_fast as sf
 from splince_fast.strength import ConceptStrength, concept_strength, p_value
@@ -102,21 +100,6 @@ def test_correlations_equal_those_of_the_data(
     np.testing.assert_allclose(found.correlations, expected, rtol=0, atol=CLOSE)
     assert found.pillai == pytest.approx(float(np.sum(expected**2)), abs=CLOSE)
     assert found.n == (n if weight is None else weight.sum())
-
-
-def test_binary_trace_is_r_squared_and_canonical_correlations_are_scikit_learns() -> None:
-    rng = np.random.default_rng(0)
-    z = rng.integers(0, 3, 300)
-    X = rng.normal(size=(300, 5)) + np.eye(5)[z]
-    two = (z == 1).astype(int)
-    r_squared = LinearRegression().fit(X, two).score(X, two)
-    assert strength(X, two).pillai == pytest.approx(r_squared, abs=CLOSE)
-    x_scores, z_scores = CCA(n_components=2, tol=1e-10, max_iter=5000).fit_transform(
-        X, np.eye(3)[z][:, :2]
-    )
-    reference = [abs(np.corrcoef(x_scores[:, i], z_scores[:, i])[0, 1]) for i in range(2)]
-    # Its power iteration stops at changes of sqrt(1e-10).
-    np.testing.assert_allclose(strength(X, z).correlations, reference, atol=1e-5)
 
 
 # --- the exact statements, against every permutation ---------------------------------------------

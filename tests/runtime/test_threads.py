@@ -24,7 +24,7 @@ from splince_fast import Moments, Projection, SplinceError, leace
 from splince_fast._runtime import rows
 from splince_fast._runtime import threads as thread_pool
 from splince_fast.exceptions import InputError
-from splince_fast.methods import method_call
+from splince_fast.methods import fit
 from splince_fast.moments import block, state
 
 COUNTS = ["1", "2", "3", "7"]
@@ -423,7 +423,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
     moments = sf.Moments(block_rows=50).update(data.x, {"z": data.z, "y": data.y})
     expected = erase("splince", data.moments())
     refused: list[BaseException] = []
-    solve = method_call.oblique
+    solve = fit.oblique
 
     def late() -> None:
         try:
@@ -437,7 +437,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
         thread.join(timeout=5)
         return solve(*args, **options)
 
-    monkeypatch.setattr(method_call, "oblique", interrupted)
+    monkeypatch.setattr(fit, "oblique", interrupted)
     eraser = erase("splince", moments)
     assert_same(change(eraser), change(expected), slack(data))
 

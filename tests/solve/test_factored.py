@@ -2,7 +2,7 @@
 
 Shrinkage has the intensity of scikit-learn.
 
-Modules: `methods.method_call`, `moments.statistics`, `_solve.factor`.
+Modules: `methods.fit`, `moments.statistics`, `_solve.factor`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     UnknownVariableError,
 )
-from splince_fast.methods import method_call
+from splince_fast.methods import fit
 from splince_fast.methods.table import METHODS
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -170,13 +170,13 @@ def test_a_snapshot_that_leaves_out_a_feature_of_the_test_is_refused() -> None:
 
 
 def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve = method_call.oblique
+    solve = fit.oblique
 
     def failed(*args: Any) -> Any:
         return solve(*args)._replace(status=STATUS_SINGULAR)
 
     moments = sf.Moments().update(np.eye(4), {"z": np.arange(4) % 2})
-    monkeypatch.setattr(method_call, "oblique", failed)
+    monkeypatch.setattr(fit, "oblique", failed)
     with pytest.raises(sf.SplinceError, match="singular matrix"):
         sf.leace(moments, erase="z")
 

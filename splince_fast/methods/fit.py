@@ -1,0 +1,465 @@
+"""A method with its arguments: selection, solve, checks and report.
+
+A span is a cross-covariance of x with labels, one row per label column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels.factor import STATUS_OK
+from splince_fast._kernels.spans import largest_correlation
+from splince_fast._runtime.rows import abbreviated
+from splince_fast._runtime.warn import warn
+from splince_fast._solve.factor import Factor
+from splince_fast._solve.held_out import Noise, equal_noise
+from splince_fast._solve.oblique import (
+    Solution,
+    change,
+    column_norms,
+    oblique,
+    raise_failure,
+    sensitivity,
+    with_null_space,
+    with_strength,
+)
+from splince_fast._solve.options import Options
+from splince_fast._solve.selection import Kept, Span, span_of
+from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_FRACTION, SENSITIVITY
+from splince_fast.exceptions import (
+    DroppedDirectionsWarning,
+    InfeasibleError,
+    InputError,
+    LabelError,
+    LabelFeatureWarning,
+    ManyClassesWarning,
+    NothingErasedWarning,
+    PrecisionWarning,
+    SplinceError,
+    UnseenRowsWarning,
+)
+from splince_fast.labels import VariableName
+from splince_fast.labels.names import listed
+from splince_fast.methods.label_features import LEAST_CORRELATION, texts_on_labels
+from splince_fast.methods.refine import Refinement
+from splince_fast.moments import Moments
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.statistics import Factored, Statistics
+from splince_fast.projection import Projection
+from splince_fast.report import (
+    DiagonalCovariance,
+    FitValues,
+    Report,
+    Sampling,
+    build_report,
+    largest_change,
+)
+
+Float = NDArray[np.float64]
+Warnings: TypeAlias = list[tuple[type[Warning], str]]
+
+# Thresholds of the warning about sensitivity to rounding: |P - I| must exceed _OBLIQUE times
+# sqrt(rank), the norm of an orthogonal projection. The warning names the features whose column norm
+# in P - I is at least _AMPLIFYING times the largest. It advises the intensity _SHRINKAGE, and
+# centring if |mean| exceeds _OFFSET times the total standard deviation.
+_OBLIQUE, _AMPLIFYING, _SHRINKAGE, _OFFSET = 10.0, 0.1, 1e-6, 100.0
+# Below this number of fitted rows per dimension of x, the covariance is mostly noise.
+FEW_ROWS = 2.0
+# Integer labels with more distinct values may be quantities; digits, months and hours have at most
+# this number.
+_MAX_CLASSES = 24
+# A computed variance of 0 has two causes. Let c be the largest covariance of the feature with a
+# label. The feature is constant if c is at most _ROUNDING * |mean|; otherwise, the variance
+# underflowed if c is below _UNDERFLOW.
+_UNDERFLOW, _ROUNDING = 1e-150, 1e-10
+
+
+class Solved(NamedTuple):
+    """The eraser x - left^T right (x - mean), with the intermediate results of its solve."""
+
+    left: Float  # (r, d): factors of I - P = left^T right
+    right: Float
+    mean: Float
+    solution: Solution  # before extension to the null space, with ranks, angles and residuals
+    factor: Factor  # of Cov(x)
+    shrinkage: float
+    span_z: Span
+    span_y: Span
+    gain: float | None  # fraction of the distortion that the last extra pass over the rows removed
+
+
+class MethodCall(NamedTuple):
+    """A method with its arguments; it computes an eraser from moments."""
+
+    method: str  # label of the method, such as "SPLINCE"
+    erase: list[VariableName]
+    keep: Kept  # variables or directions to keep
+    options: Options
+    whitened: bool = True  # whether x is whitened, so that Cov(x) is factored
+    classes_only: bool = False  # whether the method refuses continuous variables
+    refinement: Refinement | None = None
+    # Returns the covariances to remove, (k', d), from those of the variables to erase, (k, d), for
+    # a method that leaves part of them; None removes all.
+    part: Callable[[Factor, Float], Float] | None = None
+
+    def with_shrinkage(self, shrinkage: float | str | None) -> MethodCall:
+        return self._replace(options=replace(self.options, shrinkage=shrinkage))
+
+    def solve(self, stats: Statistics, factor: Factor | None = None) -> Solved:
+        """Compute the eraser, without report or warnings, from a factor of Cov(x) if passed."""
+        options, whitened = self.options, self.whitened
+        if self.classes_only:
+            _refuse_continuous(stats, self.erase)
+        span_z = span_of(stats, self.erase, "erase", whitened)
+        span_y = span_of(stats, self.keep, "keep", whitened)
+        shrinkage, gain = stats.intensity(options) if whitened else 0.0, None
+        if self.refinement is not None:
+            factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
+        elif factor is None:
+            factor = stats.factored(options, shrinkage) if whitened else stats.identity()
+        removed = span_z.rows if self.part is None else self.part(factor, span_z.rows)
+        solution = oblique(factor, removed, span_y.rows, options)
+        if whitened and solution.rank_covariance < len(stats.mean):
+            _refuse_underflow(stats, span_z)
+        if solution.status != STATUS_OK:
+            raise_failure(solution, span_z.names, span_y.names, self.method, options.solver)
+        if options.strength != 1:
+            solution = with_strength(factor, solution, removed, span_y.rows, options)
+        left, right = solution.left, solution.right
+        if solution.null_basis is not None:
+            left, right = with_null_space(solution, span_y.rows)
+        if self.part is not None:  # the report is about the variables
+            whole, kept = factor.whiten(span_z.rows), solution.whitened[len(removed) :]
+            whitened_spans = np.concatenate([whole, kept])
+            solution = solution._replace(whitened=whitened_spans, off_support=None)
+        return Solved(left, right, stats.mean, solution, factor, shrinkage, span_z, span_y, gain)
+
+    def fit(
+        self, moments: Moments | Factored, complete: Callable[[Report], Report] | None = None
+    ) -> Projection:
+        """Return the eraser with its report; warnings are issued and included in the report."""
+        # `complete` is applied to the report when the report is first read.
+        if self.refinement is not None and isinstance(moments, Moments):
+            moments = moments._merged_copy()  # extra passes over the rows hold no lock
+        with moments._statistics() as stats:
+            return self.eraser(stats, complete)
+
+    def eraser(
+        self,
+        stats: Statistics,
+        complete: Callable[[Report], Report] | None = None,
+        factor: Factor | None = None,
+    ) -> Projection:
+        """Return the eraser as `fit` does, with a factor of Cov(x) if passed."""
+        try:
+            solved = self.solve(stats, factor)
+        except InfeasibleError as error:
+            kept = self.keep if isinstance(self.keep, list) else []
+            causes = _quantities(stats, [*self.erase, *kept], "")
+            error.args = (". ".join([*causes, str(error)]),)
+            raise
+        left, right, mean, solution, _, shrinkage, span_z, span_y, gain = solved
+        sample = stats.sample if self.whitened else None
+        distortion, distortion_leace, excess = _distortions(stats, solved, self.options)
+        # With a subsample, `solution.variance` is that of the factored estimate of Cov(x);
+        # `stats.variances` uses all rows.
+        variance = solution.variance if sample is None else float(stats.variances.sum())
+        effect, norm = sensitivity(left, right, mean, variance)
+        sensitive = ""
+        if effect > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
+            sensitive = self._sensitivity_text(stats, solved, effect, refit=factor is None)
+        warnings = self._many_classes(stats, solution, variance, distortion)
+        warnings += self._failed_checks(stats, solved, sensitive, held_out=complete is not None)
+        for role, names, span in (("erase", self.erase, span_z), ("keep", self.keep, span_y)):
+            # A feature that numbers three or more classes may correlate with no single indicator.
+            if isinstance(names, list) and (role == "keep" or solution.rank_z):
+                largest = largest_correlation(span.rows, stats.variances)
+                if largest > LEAST_CORRELATION or max(span.counts) > 1:
+                    texts = texts_on_labels(stats, names, span, role)
+                    warnings += [(LabelFeatureWarning, text) for text in texts]
+        for category, text in warnings:
+            warn(text, category)
+        noises = None
+        if self.options.rank_tol == "auto" and self.part is None:  # else, part is left
+            noises = self._noises(stats, solved)
+        passes = None if self.refinement is None else self.refinement.passes
+        fit = FitValues(
+            self.method, stats.n_rows, stats.weight, shrinkage, self.whitened,
+            distortion, distortion_leace, tuple(text for _, text in warnings), variance,
+            None if sample is None else Sampling(sample.n_rows, excess),
+            DiagonalCovariance(passes, gain) if stats.is_diagonal else None,
+            effect, (), float(self.options.strength), stats.feature_names,
+        )  # fmt: skip
+        report = partial(_report, fit, solution, span_z, span_y, left, right, noises, complete)
+        return Projection._make(
+            left, right, mean, method=self.method, report=report, feature_names=fit.feature_names
+        )
+
+    def _noises(self, stats: Statistics, solved: Solved) -> list[partial[Noise]]:
+        """Return functions that compute the sampling noise of Cov(x, z), per erased variable z."""
+        rank, solver = solved.solution.rank_covariance, solved.solution.solver
+        approximate = stats.sample is not None or stats.is_diagonal
+        if solver == "none" or approximate or rank >= stats.n_rows - 1:
+            rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) with enough rows
+        unshrunk = solved.factor if self.whitened and not solved.shrinkage else None
+        by_class, noises = stats.class_noise(self.erase, unshrunk), []
+        for name in self.erase:
+            variable = stats.variable(name)
+            columns = variable.n_columns
+            if isinstance(variable, ClassSums):
+                columns = int(np.count_nonzero(variable.weights))
+                columns = 1 if columns == 2 else columns
+            noises.append(
+                partial(by_class.__getitem__, name)
+                if name in by_class
+                else partial(equal_noise, variable.weight, columns, rank)
+            )
+        return noises
+
+    def _many_classes(
+        self, stats: Statistics, solution: Solution, variance: float, distortion: float | None
+    ) -> Warnings:
+        """Return warnings of erased integers with many classes, or of the loss of all of x."""
+        rank, rank_z = solution.rank_covariance, solution.rank_z
+        changed = 0.0 if distortion is None or not variance > 0.0 else distortion / variance
+        if not rank_z or variance <= 0.0 or (2 * rank_z < rank and changed <= 0.5):
+            return []
+        fraction = "" if distortion is None else f" and {changed:.0%} of its variance"
+        effect = f", and erasing takes {rank_z} of {rank} dimensions of x{fraction}"
+        texts = [] if self.classes_only else _quantities(stats, self.erase, effect)
+        kinds = stats.parameters.kinds
+        if not texts and rank_z == rank > 1 and any(name not in kinds for name in self.erase):
+            texts.append(
+                f"erasing {listed(map(str, self.erase))} removes all {rank} dimensions in which x "
+                "varies; erase other variables than identifiers, merge classes, or silence this "
+                "warning by kinds="
+            )
+        return [(ManyClassesWarning, text) for text in texts]
+
+    def _failed_checks(
+        self, stats: Statistics, solved: Solved, sensitive: str, *, held_out: bool
+    ) -> Warnings:
+        """Return warnings about what the solve erased, dropped and left, and about few rows."""
+        solution, options, span_z = solved.solution, self.options, solved.span_z
+        rank, rank_z, bound = solution.rank_covariance, solution.rank_z, solution.bound
+        residual, amplification = max(solution.residual_z, solution.residual_y), 1.0
+        if solution.amplification > AMPLIFICATION:
+            amplification = largest_change(solution.amplification, options.strength)
+        remaining = 0.0
+        if not self.whitened and rank_z and options.rank_tol == "auto":
+            remaining = _remaining_in_small_features(stats, solution, span_z.rows)
+        few_rows = stats.n_rows < FEW_ROWS * rank or 0 < stats.n_rows - 1 <= rank
+        estimated = self.whitened and not solved.shrinkage
+        estimated = estimated and stats.sample is None and not stats.is_diagonal
+        checks: tuple[tuple[object, type[Warning], str], ...] = (
+            (
+                not rank_z and not (rank and solution.variance),
+                NothingErasedWarning,
+                "nothing was erased: all features of x are constant, without association with "
+                "{erased}; check the rows",
+            ),
+            (
+                not rank_z and rank and solution.variance,
+                NothingErasedWarning,
+                "nothing was erased: x has no linear association with {erased} above rounding "
+                "({solution.noise:.1e} in units of correlation); check that labels and rows are in "
+                "the same order",
+            ),
+            (
+                solution.dropped,
+                DroppedDirectionsWarning,
+                "{solution.dropped} of {solution.rank_y} direction(s) of {kept} were dropped, too "
+                "close to {erased} ({cut}); the report shows the residual of each variable",
+            ),
+            (
+                amplification > AMPLIFICATION,
+                PrecisionWarning,
+                "{kept} nearly lies in the span of {erased}: rows are moved up to "
+                "{amplification:.1e} times as far as without kept variables; pass "
+                "max_amplification= (for example 100), keep fewer variables, or use leace",
+            ),
+            (
+                rank_z and (bound >= 1 or residual > bound),
+                PrecisionWarning,
+                "rounding errors may undo the erasure: residual {residual:.1e}, bound {bound:.1e}; "
+                "drop columns that are combinations of others, pass shrinkage=1e-6, or limit "
+                "max_amplification=",
+            ),
+            (
+                solution.admitted and _is_admitted_part_large(solved),
+                PrecisionWarning,
+                "x varies by less than its rounding level in {solution.admitted} direction(s) that "
+                "covary with the labels; drop copies of features, accumulate in float64, or pass "
+                "shrinkage=1e-6",
+            ),
+            (
+                remaining**2 > NOISE_FRACTION,
+                PrecisionWarning,
+                "{remaining:.2%} of the covariance with {erased} is left, in features far smaller "
+                "than others; scale all features to similar variances, or use leace, which does "
+                "not depend on their units",
+            ),
+            (sensitive, PrecisionWarning, "{sensitive}"),
+            (
+                few_rows and estimated and not held_out,
+                UnseenRowsWarning,
+                "there are only {per_rank:.2g} rows per dimension of x (rank {rank}), so that the "
+                "eraser may change held-out rows far more and leave the concept in them; add rows, "
+                "pass shrinkage='oas', or use SAL",
+            ),
+        )
+        failed = [(category, text) for condition, category, text in checks if condition]
+        if not failed:
+            return []
+        cut = options.max_amplification
+        values = {
+            "erased": listed(span_z.names), "kept": listed(solved.span_y.names),
+            "solution": solution, "bound": bound, "residual": residual, "rank": rank,
+            "amplification": amplification, "remaining": remaining, "sensitive": sensitive,
+            "per_rank": stats.n_rows / max(rank, 1),
+            "cut": "up to rounding" if cut is None else f"amplification above {cut:g}",
+        }  # fmt: skip
+        return [(category, text.format(**values)) for category, text in failed]
+
+    def _sensitivity_text(
+        self, stats: Statistics, solved: Solved, effect: float, *, refit: bool
+    ) -> str:
+        """Return a warning that names the features that amplify rounding errors, and remedies."""
+        norms, remedies = column_norms(solved.left, solved.right), []
+        order = np.argsort(-norms)
+        amplifying = order[norms[order] >= _AMPLIFYING * norms[order[0]]]
+        variance = float(stats.variances.sum())
+        ratio = float(stats.variances[amplifying].max() * len(stats.mean) / variance) ** 0.5
+        if self.whitened and refit and self.refinement is None and not self.options.shrinkage:
+            if stats.factor is not None:  # a copy
+                remedies.append(f"moments.factored({_SHRINKAGE:g})")
+            else:
+                with suppress(SplinceError):
+                    other = self.with_shrinkage(_SHRINKAGE).solve(stats)
+                    lower, _ = sensitivity(other.left, other.right, other.mean, variance)
+                    if lower < effect / 2:
+                        remedies.append(f"shrinkage={_SHRINKAGE:g} (sensitivity {lower:.1e})")
+        offset = float(stats.mean @ stats.mean / variance) ** 0.5
+        if offset > _OFFSET:
+            remedies.append(f"centred rows (the mean is {offset:.0e} standard deviations from 0)")
+        return (
+            "the eraser is sensitive to rounding: that of float32 rows changes erased rows by "
+            f"{effect:.1e} of their deviation, because of feature(s) "
+            f"{abbreviated(amplifying, stats.feature_names)}, with standard deviations up to "
+            f"{ratio:.1e} times the root mean square; drop these, or use "
+            + (" or ".join(remedies) or "rows in float64")
+        )
+
+
+def _report(
+    fit: FitValues, solution: Solution, span_z: Span, span_y: Span, left: Float, right: Float,
+    noises: list[partial[Noise]] | None, complete: Callable[[Report], Report] | None,
+) -> Report:  # fmt: skip
+    fit = fit._replace(noises=tuple(noise() for noise in noises or ()))
+    report = build_report(fit, solution, span_z, span_y, left, right)
+    return report if complete is None else complete(report)
+
+
+def _quantities(stats: Statistics, names: Sequence[VariableName], effect: str) -> list[str]:
+    """Return a text on each variable of many integers that are classes without being named so."""
+    kinds, texts = stats.parameters.kinds, []
+    for name in dict.fromkeys(names):
+        variable = stats.variable(name)
+        if name in kinds or not isinstance(variable, ClassSums):
+            continue
+        count = int(np.count_nonzero(variable.weights))
+        if count > _MAX_CLASSES and type(variable.names[0]) is int:
+            silent = f", or kinds={{{name!r}: 'classes'}} if these are classes" if effect else ""
+            texts.append(
+                f"{name!r} was read as {count} classes{effect}; if this is a quantity, pass "
+                f"kinds={{{name!r}: 'continuous'}} or cast it to float{silent}; Moments, "
+                "estimators and sf.erase take kinds="
+            )
+    return texts
+
+
+def _distortions(
+    stats: Statistics, solved: Solved, options: Options
+) -> tuple[float | None, float | None, float | None]:
+    """Return the distortions E|P x - x|^2 of the eraser and of LEACE, and its sampling excess."""
+    # Distortions are those under Cov(x), even if another matrix than Cov(x) was factored; None if
+    # not known. The excess is relative to the minimum, and an expectation.
+    solution, sample = solved.solution, stats.sample
+    if solution.solver == "refined":  # its LEACE is the minimum over a subspace, not over all maps
+        return solution.distortion, None, None
+    if stats.is_diagonal:  # the variances do not determine it
+        unknown = None if solution.rank_z else 0.0
+        return unknown, unknown, None
+    if solution.solver == "cholesky" and not solved.shrinkage and sample is None:
+        return solution.distortion, solution.distortion_leace, None
+
+    def measured(solution: Solution) -> tuple[float | None, float | None]:
+        gram = stats.gram(solution.right)
+        if sample is None or solved.shrinkage or solution.solver == "none":
+            return change(solution.left, solution.right, gram, stats.variances), None
+        kept = solution.rank_y - solution.dropped
+        regressors = solution.rank_covariance - solution.rank_z - kept
+        return sample.distortion(solution.left, gram, regressors)
+
+    distortion, excess = measured(solution)
+    if not solved.span_y.names:
+        return distortion, distortion, excess
+    leace = oblique(solved.factor, solved.span_z.rows, solved.span_y.rows[:0], options)
+    return distortion, measured(leace)[0], excess
+
+
+def _is_admitted_part_large(solved: Solved) -> bool:
+    """Return whether the admitted directions hold more than rounding error of the spans."""
+    # The caller chose explicit directions, and needs no warning if they are off the support. The
+    # first coordinates of the whitened spans are the admitted directions.
+    solution, erased = solved.solution, solved.span_z.rows
+    directions = solved.span_y.names == ["directions"]
+    squares = solution.whitened[: len(erased) if directions else None] ** 2
+    is_large = squares[:, : solution.admitted].sum() > NOISE_FRACTION * squares.sum()
+    return bool(is_large and (not directions or solved.factor.admit(erased).admitted))
+
+
+def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:
+    """Return the part |P Cov(x, z)| / |Cov(x, z)| that is left, for features of unit variance."""
+    # Without whitening, ranks depend on the units of x. A direction that counts as rounding error
+    # beside large features may hold the complete association of small features with the concept.
+    if solution.rank_z == len(span):
+        return 0.0
+    deviations = np.sqrt(stats.variances)
+    varies = deviations > CONSTANT * np.abs(stats.mean)
+    remaining = span - (span @ solution.right.T) @ solution.left
+    part, total = (
+        float(np.linalg.norm(c[:, varies] / deviations[varies])) for c in (remaining, span)
+    )
+    return part / total if total else 0.0
+
+
+def _refuse_continuous(stats: Statistics, erase: Sequence[VariableName]) -> None:
+    for name in erase:
+        if not isinstance(stats.variable(name), ClassSums):
+            raise LabelError(
+                f"the variable {name!r} is continuous and has no class means; use sal, or "
+                f"accumulate it with kinds={{{name!r}: 'classes'}}"
+            )
+
+
+def _refuse_underflow(stats: Statistics, span: Span) -> None:
+    """Raise InputError if the variance of a feature underflowed, but not its covariance with z."""
+    # As |Cov(x, z)|^2 <= Var(x) Var(z), a variance of 0 has underflowed if the covariance is
+    # nonzero. A constant feature has no covariance above rounding error.
+    covariance = np.abs(span.rows).max(axis=0, initial=0.0)
+    varies = (stats.variances == 0.0) & (covariance > _ROUNDING * np.abs(stats.mean))
+    features = np.flatnonzero(varies & (covariance < _UNDERFLOW))
+    if len(features):
+        raise InputError(
+            f"the squares of {len(features)} feature(s) "
+            f"({abbreviated(features, stats.feature_names)}) underflow, but they vary with "
+            f"{listed(span.names)}. Multiply these features by a power of 10, such as 1e150"
+        )

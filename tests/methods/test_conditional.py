@@ -1,0 +1,214 @@
+"""Erasers that need labels, at use: rows and labels of any kind, masks, refusals and files."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast._runtime import files
+from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
+
+N, D = 600, 6
+Fitted = tuple[sf.ConditionalEraser, NDArray[np.float64], dict[str, Any]]
+
+
+def fit(kind: str, **options: Any) -> Fitted:
+    """A map per class, or shifts of classes and one map for all rows."""
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, N)
+    y = np.where(rng.random(N) < 0.6, z, rng.integers(0, 3, N))
+    roots = np.eye(D) + 0.4 * rng.normal(size=(2, D, D))
+    X = np.einsum("nij,nj->ni", roots[z], rng.normal(size=(N, D))) + np.outer(z, np.ones(D)) + 5
+    X += rng.normal(size=(3, D))[y]
+    labels = {"z": np.array(["a", "b"])[z], "y": y, "s": X @ rng.normal(size=D)}
+    moments = sf.Moments(by="z").update(X, labels)
+    if kind == "shifts":
+        options = {"missing": "raise"} | options
+        return sf.oracle(moments, erase="z", keep="y", **options), X, labels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.exceptions.UnseenRowsWarning)
+        return sf.quadratic(moments, erase="z", keep="y"), X, labels
+
+
+@pytest.fixture(scope="module", params=["class maps", "shifts"])
+def fitted(request: pytest.FixtureRequest) -> Fitted:
+    return fit(request.param)
+
+
+def test_rows_go_by_their_class(fitted: Fitted) -> None:
+    eraser, X, labels = fitted
+    mean, shift = eraser.after.mean, eraser.shifts[0]
+    codes = [shift.classes.index(c) for c in labels["z"]]
+    twin = X - shift.matrix[codes]
+    if eraser.maps is not None:
+        twin = mean + np.einsum("nij,nj->ni", eraser.maps[codes], twin - mean)
+    twin = eraser.after(twin)
+    for given in (labels, labels["z"]):
+        np.testing.assert_allclose(eraser(X, given), twin, rtol=1e-12)
+    other = labels["z"][::-1]
+    assert not np.allclose(eraser(X, {"z": other}), twin)  # control: other labels, other rows
+    assert isinstance(eraser, sf.Eraser)
+    assert eraser.needs_labels
+    assert eraser.n_features == D
+    method = "oracle" if eraser.maps is None else "repair @ QLEACE"
+    assert repr(eraser) == f"ConditionalEraser({method}, {D} features, labels of 'z')"
+
+
+def test_stacks_masks_and_out(fitted: Fitted) -> None:
+    eraser, X, labels = fitted
+    whole = eraser(X, labels)
+    stack, z = X.reshape(-1, 4, D), labels["z"].reshape(-1, 4)
+    assert np.array_equal(eraser(stack, {"z": z}), whole.reshape(stack.shape))
+    per_sequence = eraser(stack, {"z": z[:, 0]})
+    assert np.array_equal(per_sequence[:, 0], whole.reshape(stack.shape)[:, 0])
+    mask = np.arange(N) % 3 > 0
+    blank = {"z": [c if m else None for c, m in zip(labels["z"], mask, strict=True)]}
+    masked = eraser(X, blank, mask=mask)
+    assert np.array_equal(masked[mask], whole[mask])
+    assert np.array_equal(masked[~mask], X[~mask])
+    for out in (np.empty_like(X), np.empty_like(X, order="F"), X.copy()):
+        rows = out if np.array_equal(out, X) else X
+        assert eraser(rows, labels, out=out) is out
+        assert np.array_equal(out, whole)
+    for dtype in ("float16", "float32", "float64"):
+        rows = X.astype(dtype)
+        # Rounding of the rows and of the result, enlarged by the map.
+        bound = 8 * float(np.finfo(dtype).eps) * np.abs(X).max() * eraser.report.amplification
+        for given in (rows, np.asfortranarray(rows), np.repeat(rows, 2, axis=0)[::2]):
+            found = eraser(given, labels)
+            assert found.dtype == rows.dtype
+            np.testing.assert_allclose(found, whole, atol=bound)
+    assert eraser(np.ones((2, D), int), {"z": ["a", "b"]}).dtype == np.float64
+    assert eraser(X[:0], {"z": []}).shape == (0, D)
+
+
+def test_tensors_give_tensors(fitted: Fitted) -> None:
+    torch = pytest.importorskip("torch")
+    eraser, X, labels = fitted
+    tensor = torch.from_numpy(X.astype(np.float32))
+    found = eraser(tensor, labels)
+    assert isinstance(found, torch.Tensor)
+    assert found.dtype == torch.float32
+    assert np.array_equal(found.numpy(), eraser(X.astype(np.float32), labels))
+    assert eraser(tensor.to(torch.bfloat16), labels).dtype == torch.bfloat16
+    stacked = eraser(tensor.reshape(-1, 4, D), {"z": labels["z"].reshape(-1, 4)})
+    assert torch.equal(stacked, found.reshape(-1, 4, D))
+    with pytest.raises(InputError, match="gradients"):
+        eraser(tensor.clone().requires_grad_(), labels)
+
+
+@pytest.mark.parametrize("module", ["pandas", "polars", "pyarrow"])
+def test_labels_in_frames_of_any_library(fitted: Fitted, module: str) -> None:
+    eraser, X, labels = fitted
+    library = pytest.importorskip(module)
+    frame = library.table if module == "pyarrow" else library.DataFrame
+    held = frame({name: list(column) for name, column in labels.items()})
+    for rows in (X, X.reshape(6, 100, -1)):
+        np.testing.assert_array_equal(eraser(rows, held).reshape(X.shape), eraser(X, labels))
+    with pytest.raises(InputError, match=r"hold no 'z', .*; they hold 'other'$"):
+        eraser(X, frame({"other": list(labels["y"])}))
+
+
+def test_labels_and_rows_that_do_not_fit(fitted: Fitted) -> None:
+    eraser, X, labels = fitted
+    stack, some = X.reshape(-1, 4, D), [None, *labels["z"][1:]]
+    missing = r"1 row\(s\) have no label of 'z', the first is row 0"
+    cases = [
+        (X, None, InputError, "needs the labels"), (X, {"y": labels["y"]}, InputError, "no 'z'"),
+        (X, {"z": labels["s"]}, LabelError, "z"),
+        (X, {"z": np.where(labels["z"] == "a", "a", "d")}, LabelError, "'d'"),
+        (X, {"z": some}, LabelError, missing),
+        (X, {"z": labels["z"][:-1]}, InputError, str(N)),
+        (stack, {"z": labels["z"][:7]}, InputError, "entry per sequence"),
+        (X[:, :5], labels, InputError, "5 columns"),
+        (np.full((2, D), 6e4, np.float16), {"z": ["a", "b"]}, InputError, "float16"),
+        *((rows, {"z": wrong}, (InputError, LabelError), r"one label per row|entry per seq")
+          for rows in (X, stack) for wrong in (None, 1, "a")),
+    ]  # fmt: skip
+    for rows, given, error, text in cases:
+        with pytest.raises(error, match=text):
+            eraser(rows, given)
+
+
+def test_composition_and_folding(fitted: Fitted) -> None:
+    eraser, X, labels = fitted
+    axis = np.eye(D)[:, :1]
+    second = sf.Projection(axis, axis, X.mean(0))
+    np.testing.assert_allclose(
+        (second @ eraser)(X, labels), second(eraser(X, labels)), atol=1e-12 * np.abs(X).max()
+    )
+    with pytest.raises(TypeError):
+        eraser @ second  # type: ignore[operator]
+    with pytest.raises(FoldError, match=r"by its labels.*leace or splince"):
+        eraser.fold_into(np.eye(D))
+
+
+@pytest.mark.parametrize("kind", ["class maps", "shifts", "shifts and a map without labels"])
+def test_files_keep_every_bit(kind: str, tmp_path: Path) -> None:
+    eraser, X, labels = fit("class maps" if kind == "class maps" else "shifts")
+    if kind.endswith("labels"):
+        eraser = fit("shifts", missing="splince")[0]
+        labels = {"z": np.where(np.arange(N) % 5 > 0, labels["z"], None)}
+        assert eraser.fallback is not None
+        assert np.array_equal(eraser(X, labels)[::5], eraser.fallback(X[::5]))
+    path = tmp_path / "z.safetensors"
+    eraser.save(path)
+    for loaded in (sf.ConditionalEraser.load(path), sf.load_eraser(path)):
+        assert isinstance(loaded, sf.ConditionalEraser)
+        assert isinstance(loaded, sf.Eraser)
+        assert np.array_equal(loaded(X, labels), eraser(X, labels))
+        assert (loaded.report, loaded.method) == (eraser.report, eraser.method)
+    with pytest.raises(FileFormatError, match="conditional"):
+        sf.Projection.load(path)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(FileFormatError):
+        sf.ConditionalEraser.load(path)
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.pt", "a.SAFETENSORS", "a.npz", "a.v2"])
+def test_other_suffixes_are_refused_before_a_file_is_written(name: str, tmp_path: Path) -> None:
+    eraser = fit("shifts", missing="splince")[0]
+    for one in (eraser, eraser.fallback):
+        assert one is not None
+        with pytest.raises(InputError, match=r"\.safetensors.*ONNX"):
+            one.save(tmp_path / name)
+        assert not list(tmp_path.iterdir())
+        for good in ("a", "a.safetensors"):  # control
+            one.save(tmp_path / good)
+            assert type(sf.load_eraser(tmp_path / good)) is type(one)
+            (tmp_path / good).unlink()
+
+
+@pytest.mark.parametrize("shifts", ["none", "twice"])
+def test_files_without_one_shift_of_each_variable_are_refused(shifts: str, tmp_path: Path) -> None:
+    """They were loaded, and ended in IndexError when applied."""
+    fit("shifts")[0].save(tmp_path / "e")
+    tensors, metadata = files.read(tmp_path / "e", "conditional", 1)
+    metadata["shifts"] = [] if shifts == "none" else metadata["shifts"] * 2
+    for name in ("mean", "matrix"):
+        tensors[f"shift.1.{name}"] = tensors[f"shift.0.{name}"]
+    files.write(tmp_path / "e", "conditional", 1, tensors, metadata)
+    with pytest.raises(FileFormatError, match="shifts are of the variables"):
+        sf.load_eraser(tmp_path / "e")
+
+
+def test_wrong_maps_are_refused(fitted: Fitted) -> None:
+    eraser, *_ = fitted
+    for wrong in (np.zeros((2, D, 5)), np.zeros((3, D, D)), np.full((2, D, D), np.nan)):
+        with pytest.raises(InputError):
+            sf.ConditionalEraser(eraser.shifts, eraser.after, None, maps=wrong)
+
+
+def test_report_in_words(fitted: Fitted) -> None:
+    report = fitted[0].report
+    assert report is not None
+    for text in ("for every row", "may be unlawful"):
+        assert text in report.explain()
+    assert "needs the label of each row" in str(report)
+    assert sf.Report.from_dict(report.to_dict()) == report
