@@ -210,5 +210,5 @@ def test_report_in_words(fitted: Fitted) -> None:
     assert report is not None
     for text in ("for every row", "may be unlawful"):
         assert text in report.explain()
-    assert "needs the label of each row" in str(report)
+    assert "needs the label of every row" in str(report)
     assert sf.Report.from_dict(report.to_dict()) == report
