@@ -26,7 +26,6 @@ from splince_fast._solve.tolerances import EPS
 from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.by_class import ClassAccumulator
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import (
@@ -35,6 +34,7 @@ from splince_fast.moments.sampled import (
     check_sample,
     sampled_covariance,
 )
+from splince_fast.moments.split import Total
 from splince_fast.moments.variable import Variable, look_up
 
 Float = NDArray[np.float64]
@@ -76,7 +76,7 @@ class Snapshot:
         import scipy.linalg.blas
 
         accumulator, by = self.accumulator, self.accumulator.parameters.by
-        if not isinstance(accumulator, ClassAccumulator) or by is None or by not in names:
+        if not isinstance(accumulator, Total) or by is None or by not in names:
             return {}
         variable = cast(ClassSums, self.variable(by))
         parts = [accumulator.parts[name] for name in variable.names if name in accumulator.parts]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import splince_fast as sf
-from splince_fast.moments.by_class import MOST_CLASSES
+from splince_fast.moments.split import MOST_CLASSES
 
 EPS = float(np.finfo(np.float64).eps)
 
