@@ -42,7 +42,7 @@ class _Accumulation:
     """An accumulator or a split behind one lock, and its files: the base of moments and folds."""
 
     _KIND: ClassVar[str]
-    _accumulator: Any
+    _accumulator: Part
     _lock: Any
 
     @classmethod
@@ -58,8 +58,7 @@ class _Accumulation:
     @property
     def parameters(self) -> Parameters:
         """Validated arguments with which the moments were created."""
-        parameters: Parameters = self._accumulator.parameters
-        return parameters
+        return self._accumulator.parameters
 
     def _arguments(self) -> dict[str, Any]:
         return self.parameters.as_arguments()
@@ -68,13 +67,12 @@ class _Accumulation:
     def n_rows(self) -> int:
         """Number of rows, without rows of weight 0."""
         with self._lock:
-            return int(self._accumulator.n_rows)
+            return self._accumulator.n_rows
 
     @property
     def n_features(self) -> int | None:
         """Number of features d; None before the first rows."""
-        width: int | None = self._accumulator.width
-        return width
+        return self._accumulator.width
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
@@ -82,8 +80,7 @@ class _Accumulation:
 
         Later data frames, and moments to be added, must have the same columns in the same order.
         """
-        names: tuple[str, ...] | None = self._accumulator.feature_names
-        return names
+        return self._accumulator.feature_names
 
     @property
     def variables(self) -> dict[VariableName, str]:
@@ -412,7 +409,7 @@ class Moments(_Accumulation):
         with first, second, Deferred():
             self._flush()
             part._flush()
-            self._accumulator.add(part._accumulator)
+            cast(Any, self._accumulator).add(part._accumulator)
         return self
 
     def __sub__(self, part: Moments) -> Moments:
@@ -422,7 +419,7 @@ class Moments(_Accumulation):
         with first, second:
             self._flush()
             part._flush()
-            return self._wrap(self._accumulator.without(part._accumulator))
+            return self._wrap(cast(Any, self._accumulator).without(part._accumulator))
 
     def __radd__(self, other: object) -> Moments:
         """Return a copy for ``0 + moments``, with which ``sum(parts)`` begins."""
@@ -650,7 +647,7 @@ class Moments(_Accumulation):
     def nbytes(self) -> int:
         """Bytes of the state and of the work memory."""
         with self._lock:
-            return int(self._accumulator.nbytes)
+            return self._accumulator.nbytes
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
@@ -658,8 +655,8 @@ class Moments(_Accumulation):
     def _flushed(self) -> Accumulator:
         """Return the sums of all rows; the caller has the lock."""
         self._flush()
-        sums = self._accumulator.total() if self.parameters.by else self._accumulator
-        return cast(Accumulator, sums)
+        held = self._accumulator
+        return cast(Accumulator, held.total()) if isinstance(held, Split) else held
 
     def _state(self) -> State:
         """Return the state of x, after buffered rows are merged into the sums."""
@@ -800,6 +797,7 @@ class Folds(_Accumulation, Sequence[Moments]):
     """
 
     _KIND = "folds"
+    _accumulator: Split
 
     def __init__(self, n_folds: int, *, groups: str | None = None, **parameters: Any) -> None:
         check_keywords(parameters, Moments, where="Moments")
