@@ -8,11 +8,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.row_kernels import Assignment, Change, add
 from splince_fast._runtime.rows import Rows
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.labels.names import listed
-from splince_fast.moments.accumulator import Accumulator, check_column
+from splince_fast.moments.accumulator import KIND_OF_COLUMN, Accumulator, check_column
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.parameters import Parameters
 
@@ -74,10 +75,10 @@ class ClassAccumulator(Accumulator):
         total = Accumulator(self.parameters)
         for name in _sorted(self.parts):
             total.add(self.parts[name])
-        self.state, self.variables = total.state, total.variables
-        self.label_products = total.label_products
+        sums = {"variables": total.variables, "label_products": total.label_products}
+        add([Assignment(self, {"state": total.state, **sums})])
 
-    def update(
+    def prepare(
         self,
         rows: Rows,
         weight: Float | None,
@@ -86,8 +87,9 @@ class ClassAccumulator(Accumulator):
         in_order: bool = False,
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
-    ) -> None:
-        """Add rows to the parts of their classes, with the parameters of `Accumulator.update`."""
+        copy: bool = False,
+    ) -> list[Change]:
+        """Return the changes that add rows to the parts of their classes."""
         if not checked:
             rows.check()
         n = len(rows.array) if index is None else len(index)
@@ -99,20 +101,29 @@ class ClassAccumulator(Accumulator):
                 f"by={self.parameters.by!r} has more than {MOST_CLASSES} classes, and each class "
                 "needs a d x d matrix; pass a variable of fewer classes"
             )
-        for key, column in encoded.items():  # raise LabelError before any part changes
+        variables, width = dict(self.variables), rows.array.shape[1]
+        for key, column in encoded.items():
             for part in self.parts.values():
                 if key in part.variables:
                     check_column(part.variables[key], column, key)
+            variable = KIND_OF_COLUMN[type(column)].new(width, column)
+            if key not in variables and variable.encode(column, key)[0] is not None:
+                variables[key] = variable
+        # The parts share the work memory, which holds the sums of one block.
+        merges = [parts[k].n_merges(rows, len(chosen)) for k, chosen in rows_by_class.items()]
+        copy = copy or sum(map(bool, merges)) > 1
+        changes: list[Change] = []
         for name, chosen in rows_by_class.items():
-            parts[name].update(
+            changes += parts[name].prepare(
                 rows,
                 None if weight is None else weight[chosen],
                 {k: _without_empty_classes(v) for k, v in take_labels(encoded, chosen).items()},
                 in_order=in_order,
                 checked=True,
                 index=np.ascontiguousarray(numbers[chosen]),
+                copy=copy,
             )
-        self._set_parts(parts)
+        return [*changes, Assignment(self, {"parts": parts, "variables": variables})]
 
     def _rows_by_class(
         self, encoded: Mapping[VariableName, Encoded], n: int

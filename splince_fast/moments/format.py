@@ -46,7 +46,7 @@ from splince_fast._runtime.files import (
 from splince_fast._runtime.rows import check_values
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import KINDS, Accumulator
-from splince_fast.moments.buffer import LabelledRows
+from splince_fast.moments.block import Block
 from splince_fast.moments.by_class import ClassAccumulator, class_of
 from splince_fast.moments.diagonal import DiagonalAccumulator
 from splince_fast.moments.label_table import LabelTable
@@ -122,7 +122,7 @@ def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def _rows_to_tensors(block: LabelledRows, order: list[Any]) -> Tensors:
+def _rows_to_tensors(block: Block, order: list[Any]) -> Tensors:
     tensors: Tensors = {"rows": block.rows}
     if block.weight is not None:
         tensors["weight"] = block.weight
@@ -255,7 +255,7 @@ def _read_sample(
     accumulator.position = _read_count(metadata, "position")
 
 
-def _read_rows(tensors: Tensors, accumulator: Accumulator, width: int) -> LabelledRows | None:
+def _read_rows(tensors: Tensors, accumulator: Accumulator, width: int) -> Block | None:
     """Return the buffered rows of a file, with labels encoded by the variables of `accumulator`."""
     rows = tensors.get("rows")
     if rows is None:
@@ -269,7 +269,7 @@ def _read_rows(tensors: Tensors, accumulator: Accumulator, width: int) -> Labell
         check_values(rows, "the buffered rows")
     except InputError as error:
         raise FileFormatError(str(error)) from error
-    block = LabelledRows(rows, None)
+    block = Block(n, rows, None)
     if "weight" in tensors:
         (block.weight,) = check_tensors(tensors, {"weight": (np.float64, (n,))})
         if (block.weight <= 0).any():

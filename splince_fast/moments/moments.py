@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from splince_fast import sources
 from splince_fast._kernels import blas
+from splince_fast._kernels.row_kernels import Assignment, add
 from splince_fast._runtime import files
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.keywords import check_keywords
@@ -27,6 +28,7 @@ from splince_fast.exceptions import (
     LabelError,
     NonFiniteError,
     NotEnoughDataError,
+    SplinceError,
 )
 from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
 from splince_fast.labels.names import sort_key
@@ -142,7 +144,7 @@ class Moments:
         parameters = Parameters.of(
             block_rows, kinds, joint, subsample, random_state, covariance_type, by
         )  # fmt: skip
-        self._accumulator = accumulator_of(parameters)
+        self._sums = accumulator_of(parameters)
         self._lock = new_lock()
 
     # -- filling ---------------------------------------------------------------------------
@@ -189,20 +191,21 @@ class Moments:
         >>> moments.class_counts("z")
         {'a': 5, 'b': 2}
         """
-        accumulator = self._accumulator
-        with self._lock, Deferred():
+        with self._lock:
+            accumulator = self._accumulator
             plain = sample_weight is None and mask is None and type(X) is np.ndarray
             if plain and X.shape[:1] == (1,) and accumulator.append_row(X, labels):
                 return self
-            batch = read_update(X, labels, sample_weight, mask, accumulator)
-            if batch.n:
-                try:
-                    accumulator.update(batch.rows, batch.weight, batch.encoded)
-                except NonFiniteError as error:
-                    name_columns(error, batch.feature_names)
-                    raise
-                if batch.feature_names is not None:
-                    name_features(self, batch.feature_names)
+            given = read_update(X, labels, sample_weight, mask, accumulator)
+            try:
+                changes = accumulator.prepare(given.rows, given.weight, given.encoded)
+            except NonFiniteError as error:
+                name_columns(error, given.feature_names)
+                raise
+            if given.n and given.feature_names is not None and accumulator.feature_names is None:
+                names = tuple(map(str, given.feature_names))
+                changes.append(Assignment(accumulator, {"feature_names": names}))
+            add(changes)
         return self
 
     @overload
@@ -320,6 +323,16 @@ class Moments:
         return total
 
     @property
+    def _accumulator(self) -> Accumulator:
+        """The accumulator of the sums; raise SplinceError if an update failed half-way."""
+        if self._sums.broken:
+            raise SplinceError(
+                "an update of these moments failed half-way, and their sums are incomplete; "
+                "accumulate again, or load the checkpoint"
+            )
+        return self._sums
+
+    @property
     def parameters(self) -> Parameters:
         """Validated arguments with which the object was created."""
         return self._accumulator.parameters
@@ -341,7 +354,7 @@ class Moments:
         self._check_compatible(other)
         part = other.copy() if other is self else other
         first, second = sorted((self._lock, part._lock), key=id)  # avoids a deadlock
-        with first, second, Deferred():
+        with first, second:
             self._flushed().add(part._flushed())
         return self
 
@@ -376,7 +389,7 @@ class Moments:
     def _wrap(cls, accumulator: Accumulator) -> Moments:
         """Return new moments that own an accumulator, without a copy."""
         new = cls.__new__(cls)
-        new._accumulator = accumulator
+        new._sums = accumulator
         new._lock = new_lock()
         return new
 
@@ -626,10 +639,10 @@ class Moments:
 
     def _flushed(self) -> Accumulator:
         """Return the accumulator, with all buffered rows merged; the caller has the lock."""
-        if self._accumulator.has_pending:
-            with Deferred():
-                self._accumulator.merge_pending()
-        return self._accumulator
+        accumulator = self._accumulator
+        if accumulator.has_pending:
+            accumulator.merge_pending()
+        return accumulator
 
     def _state(self) -> State:
         """Return the state of x, after buffered rows are merged into the sums."""
