@@ -1,10 +1,7 @@
 """Sums over the labelled rows of a continuous variable z.
 
 The sums are the number of rows, the weight sum, sum w (x - r), sum w (z - t),
-sum w (z - t)(x - r)^T and sum w (z - t)(z - t)^T, with the reference points r of x and t of z. If
-the columns of z are indicators (each row of z holds at most one 1, and zeros), no matrix product is
-needed: the products with x are sums per class, and the products of two columns follow from the
-weight sums of the classes.
+sum w (z - t)(x - r)^T and sum w (z - t)(z - t)^T, with the reference points r of x and t of z.
 """
 
 from __future__ import annotations
@@ -16,13 +13,13 @@ from typing import Any, ClassVar, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import row_kernels, spans
+from splince_fast._kernels import spans
+from splince_fast._kernels.row_kernels import Addition, Assignment, Change
 from splince_fast._runtime.files import Layout, Tensors, check_tensors
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
-from splince_fast.moments.block import MATRIX_PRODUCT_FROM
 from splince_fast.moments.state import EPS64
-from splince_fast.moments.variable import Request, Variable, add_at, denominator, refuse_other_kind
+from splince_fast.moments.variable import LabelSums, Variable, denominator, refuse_other_kind
 
 Float = NDArray[np.float64]
 
@@ -39,7 +36,6 @@ class ColumnSums(Variable):
     )  # fmt: skip
 
     kind = "continuous"
-    missing_label = np.nan
     TENSORS: ClassVar[Layout] = {
         "counts": (np.int64, (1,), 0),
         "weight": (np.float64, (1,), 0),
@@ -85,9 +81,9 @@ class ColumnSums(Variable):
     def new(cls, width: int, column: Columns) -> ColumnSums:
         return cls._empty(width, list(column.columns))
 
-    def encode(self, column: Columns, name: object) -> tuple[Float | None, list[str] | None]:
+    def encode(self, column: Columns, name: object) -> tuple[Float | None, ColumnSums]:
         if column.present is not None and not column.present.any():
-            return None, None
+            return None, self
         names, values = list(column.columns), column.values
         unnamed = self.unnamed
         if len(names) != self.n_columns or not (names == self.names or unnamed or _unnamed(names)):
@@ -103,12 +99,12 @@ class ColumnSums(Variable):
             )
         if column.present is not None:
             values = np.where(column.present[:, None], values, np.nan)
-        return values, names if unnamed and names != self.names else None
+        if not unnamed or names == self.names:
+            return values, self
+        return values, ColumnSums(self.width, names, self._n_rows, self._weight, self.reference,
+                                  self.x_sum, self.z_sum, self.products, self.squares)  # fmt: skip
 
-    def register(self, new_names: list[str]) -> None:
-        self.names = new_names
-
-    def request(self, labels: Float, weight: Float | None) -> Request:
+    def label_sums(self, labels: Float, weight: Float | None) -> LabelSums:
         import splince_fast._kernels.blas as blas_kernels
 
         n, k = labels.shape
@@ -123,16 +119,8 @@ class ColumnSums(Variable):
             values = labels[~missing]
             # Deviations from the first row keep the mean of a constant column exact.
             reference = values[0] + (w[~missing] @ (values - values[0])) / w.sum()
-        codes = indicator_codes(labels) if k >= MATRIX_PRODUCT_FROM else None
-        if codes is not None:
-            codes[missing] = -1
-            indicators = Indicators(codes, weight, reference, self.width)
-            sums = (*indicators.label_sums(), reference, indicators)
-            return Request(
-                indicators.codes, indicators.n_classes, None, (n_present, float(w.sum()), *sums)
-            )
         # The columns are z - t and 1. They are multiplied by sqrt(w) for `squares`, and then by
-        # sqrt(w) again, so that the request for `products` includes the weights.
+        # sqrt(w) again, for the products with x.
         columns = np.empty((n, k + 1))
         np.subtract(labels, reference, out=columns[:, :k])
         columns[:, k] = 1.0
@@ -145,25 +133,17 @@ class ColumnSums(Variable):
         if sqrt_weight is not None:
             columns *= sqrt_weight
             columns[:, k] = w
-        commit_data = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference, None)
-        return Request(None, 0, columns.T, commit_data)
+        data = n_present, float(w.sum()), reference, squares[:k, k], squares[:k, :k]
+        return LabelSums(None, np.empty(0), columns.T, data)
 
-    def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        n_rows, weight, z_sum, squares, self.reference, indicators = request.commit_data
-        if indicators is not None:
-            products = indicators.products(class_sums)
-        self._n_rows += n_rows
-        self._weight += weight
-        self.z_sum += z_sum
-        self.squares += squares
-        self.products += products[:-1]
-        self.x_sum += products[-1]
-
-    def moved(self, offset: Float) -> ColumnSums:
-        other = self.copy()
-        other.x_sum += other._weight * offset
-        other.products += np.outer(other.z_sum, offset)
-        return other
+    def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
+        n_rows, weight, reference, z_sum, squares = sums.data
+        attributes = {
+            "_n_rows": self._n_rows + n_rows, "_weight": self._weight + weight,
+            "reference": reference, "x_sum": self.x_sum + products[-1],
+            "z_sum": self.z_sum + z_sum, "squares": self.squares + squares,
+        }  # fmt: skip
+        return [Addition(self.products, products[:-1]), Assignment(self, attributes)]
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -351,63 +331,3 @@ class ColumnSums(Variable):
 
 def _unnamed(names: list[str]) -> bool:
     return names == [str(i) for i in range(len(names))]
-
-
-Codes = NDArray[np.intp]
-
-# Number of rows that `indicator_codes` reads at once.
-_PART_ROWS = 256
-
-
-class Indicators:
-    """Sums of a block of indicators z about a reference point t of z, with preallocated memory."""
-
-    def __init__(self, codes: Codes, weight: Float | None, reference: Float, width: int) -> None:
-        # `codes` is the result of `indicator_codes`, with -1 for a missing label; the attribute
-        # numbers the `n_classes` classes that occur, among them the rows of zeros, in their order.
-        k = len(reference)
-        self.codes, self._present, _, self._weights, _ = row_kernels.count_classes(
-            codes, weight, k + 1
-        )
-        self.n_classes, self._reference = len(self._present), reference
-        # The last row belongs to the class of the rows of zeros.
-        self._products = np.zeros((k + 1, width))
-        self._total, self._scratch = np.empty(width), np.empty((self.n_classes, width))
-
-    def label_sums(self) -> tuple[Float, Float]:
-        """Return sum w (z - t), (k,), and sum w (z - t)(z - t)^T, (k, k), exactly symmetric."""
-        t, class_weights = self._reference, np.zeros(len(self._reference) + 1)
-        class_weights[self._present] = self._weights
-        weights, weight_sum = class_weights[:-1], float(self._weights.sum())
-        half = np.outer(t, weights - 0.5 * weight_sum * t)
-        squares = -(half + half.T)
-        # Computed from non-negative terms, the diagonal is exactly 0 for a constant column.
-        np.fill_diagonal(squares, weights * (1.0 - t) ** 2 + (weight_sum - weights) * t**2)
-        return weights - weight_sum * t, squares
-
-    def products(self, class_sums: Float) -> Float:
-        """Return sum w (z - t)(x - r)^T, (k, d), and below it the row sum w (x - r)."""
-        # No memory is allocated.
-        products, total = self._products, self._total
-        np.sum(class_sums, axis=0, out=total)
-        np.multiply(self._reference[:, None], total, out=products[:-1])
-        np.negative(products[:-1], out=products[:-1])
-        add_at(products, self._present, class_sums, self._scratch)
-        products[-1] = total
-        return products
-
-
-def indicator_codes(labels: Float) -> Codes | None:
-    """Return the number of the column that is 1 in each row, or k for a row of zeros, (n,)."""
-    n, k = labels.shape
-    codes = np.empty(n, np.intp)
-    for start in range(0, n, _PART_ROWS):
-        part = labels[start : start + _PART_ROWS]
-        nonzero = part != 0
-        column = nonzero.argmax(axis=1)
-        value = np.take_along_axis(part, column[:, None], axis=1)[:, 0]
-        ones = value == 1
-        if np.count_nonzero(nonzero) != np.count_nonzero(ones) or (value[~ones] != 0).any():
-            return None
-        codes[start : start + len(part)] = np.where(ones, column, k)
-    return codes

@@ -47,7 +47,7 @@ from splince_fast._runtime.rows import check_values
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import names_from_json, names_to_json
 from splince_fast.moments.accumulator import KINDS, Accumulator
-from splince_fast.moments.buffer import LabelledRows
+from splince_fast.moments.block import Block
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator
@@ -261,7 +261,7 @@ def _fill_buffer(accumulator: Accumulator, tensors: Tensors) -> None:
     if n > accumulator.parameters.capacity(width, rows.itemsize):
         raise FileFormatError("the buffer has more rows than a block")
     check_values(rows, "the buffered rows")
-    block = LabelledRows(rows, None)
+    block = Block(n, rows, None)
     if "weight" in tensors:
         (block.weight,) = check_tensors(tensors, {"weight": (np.float64, (n,))})
         if (block.weight <= 0).any():

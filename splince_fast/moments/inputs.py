@@ -48,7 +48,7 @@ def read_update(
     width, parameters = accumulator.width, accumulator.parameters
     if mask is not None or len(getattr(X, "shape", ())) > 2:
         X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
-    if parameters.is_diagonal and is_sparse(X):
+    if parameters.covariance_type == "diag" and is_sparse(X):
         rows: Rows = SparseRows.of(X, width=width)
     else:
         rows = Rows.of(X, width=width)

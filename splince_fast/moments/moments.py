@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from splince_fast import sources
 from splince_fast._kernels import blas
+from splince_fast._kernels.row_kernels import Assignment, add
 from splince_fast._runtime import files
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast._runtime.lock import Deferred, new_lock
@@ -22,6 +23,7 @@ from splince_fast.exceptions import (
     InputError,
     NonFiniteError,
     NotEnoughDataError,
+    SplinceError,
 )
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments.accumulator import Accumulator
@@ -42,7 +44,6 @@ class _Accumulation:
     """An accumulator or a split behind one lock, and its files: the base of moments and folds."""
 
     _KIND: ClassVar[str]
-    _accumulator: Part
     _lock: Any
 
     @classmethod
@@ -53,12 +54,22 @@ class _Accumulation:
         return new
 
     def _own(self, accumulator: Part, lock: Any) -> None:
-        self._accumulator, self._lock = accumulator, lock
+        self._sums, self._lock = accumulator, lock
+
+    @property
+    def _accumulator(self) -> Any:
+        """The accumulator or split; raise SplinceError if an update failed half-way."""
+        if self._sums.broken:
+            raise SplinceError(
+                "an update of these moments failed half-way, and their sums are incomplete; "
+                "accumulate again, or load the checkpoint"
+            )
+        return self._sums
 
     @property
     def parameters(self) -> Parameters:
         """Validated arguments with which the moments were created."""
-        return self._accumulator.parameters
+        return self._sums.parameters
 
     def _arguments(self) -> dict[str, Any]:
         return self.parameters.as_arguments()
@@ -91,8 +102,7 @@ class _Accumulation:
     def _flush(self) -> None:
         """Merge all buffered rows into the sums; the caller has the lock."""
         if self._accumulator.has_pending:
-            with Deferred():
-                self._accumulator.merge_pending()
+            self._accumulator.merge_pending()
 
     def _write_checkpoint(
         self, path: str | os.PathLike[str], stream: dict[str, object] | None
@@ -262,20 +272,21 @@ class Moments(_Accumulation):
         >>> moments.class_counts("z")
         {'a': 5, 'b': 2}
         """
-        accumulator = self._accumulator
-        with self._lock, Deferred():
+        with self._lock:
+            accumulator = self._accumulator
             plain = sample_weight is None and mask is None and type(X) is np.ndarray
             if plain and X.shape[:1] == (1,) and accumulator.append_row(X, labels):
                 return self
-            batch = read_update(X, labels, sample_weight, mask, accumulator)
-            if batch.n:
-                try:
-                    accumulator.update(batch.rows, batch.weight, batch.encoded)
-                except NonFiniteError as error:
-                    name_columns(error, batch.feature_names)
-                    raise
-                if batch.feature_names is not None:
-                    name_features(self, batch.feature_names)
+            given = read_update(X, labels, sample_weight, mask, accumulator)
+            try:
+                changes = accumulator.prepare(given.rows, given.weight, given.encoded)
+            except NonFiniteError as error:
+                name_columns(error, given.feature_names)
+                raise
+            if given.n and given.feature_names is not None and accumulator.feature_names is None:
+                names = tuple(map(str, given.feature_names))
+                changes.append(Assignment(accumulator, {"feature_names": names}))
+            add(changes)
         return self
 
     @overload
@@ -406,10 +417,10 @@ class Moments(_Accumulation):
         self._check_compatible(other)
         part = other.copy() if other is self else other
         first, second = sorted((self._lock, part._lock), key=id)  # avoids a deadlock
-        with first, second, Deferred():
+        with first, second:
             self._flush()
             part._flush()
-            cast(Any, self._accumulator).add(part._accumulator)
+            self._accumulator.add(part._accumulator)
         return self
 
     def __sub__(self, part: Moments) -> Moments:
@@ -419,7 +430,7 @@ class Moments(_Accumulation):
         with first, second:
             self._flush()
             part._flush()
-            return self._wrap(cast(Any, self._accumulator).without(part._accumulator))
+            return self._wrap(self._accumulator.without(part._accumulator))
 
     def __radd__(self, other: object) -> Moments:
         """Return a copy for ``0 + moments``, with which ``sum(parts)`` begins."""
@@ -656,7 +667,8 @@ class Moments(_Accumulation):
         """Return the sums of all rows; the caller has the lock."""
         self._flush()
         held = self._accumulator
-        return cast(Accumulator, held.total()) if isinstance(held, Split) else held
+        sums: Accumulator = held.total() if isinstance(held, Split) else held
+        return sums
 
     def _state(self) -> State:
         """Return the state of x, after buffered rows are merged into the sums."""
@@ -797,7 +809,6 @@ class Folds(_Accumulation, Sequence[Moments]):
     """
 
     _KIND = "folds"
-    _accumulator: Split
 
     def __init__(self, n_folds: int, *, groups: str | None = None, **parameters: Any) -> None:
         check_keywords(parameters, Moments, where="Moments")
@@ -909,23 +920,26 @@ class Folds(_Accumulation, Sequence[Moments]):
         InputError, NonFiniteError, LabelError
             The input is invalid; the folds are unchanged.
         """
-        split = self._accumulator
-        with self._lock, Deferred():
-            batch = read_update(X, labels, sample_weight, None, split)
-            index = np.arange(batch.n) if batch.row_index is None else batch.row_index
+        with self._lock:
+            split: Split = self._accumulator
+            given = read_update(X, labels, sample_weight, None, split)
+            index = np.arange(given.n) if given.row_index is None else given.row_index
             numbers = index.astype(np.uint64) + np.uint64(split.position)
             try:
-                split.update(batch.rows, batch.weight, batch.encoded, numbers=numbers)
+                changes = split.prepare(given.rows, given.weight, given.encoded, numbers=numbers)
             except NonFiniteError as error:
-                name_columns(error, batch.feature_names)
+                name_columns(error, given.feature_names)
                 raise
-            split.position += batch.n_input_rows
-            name_features(self, batch.feature_names)
+            changes.append(Assignment(split, {"position": split.position + given.n_input_rows}))
+            if given.feature_names is not None and split.feature_names is None:
+                for owner in (split, *split.parts.values()):
+                    changes.append(Assignment(owner, {"feature_names": given.feature_names}))
+            add(changes)
         return self
 
     def _sort_classes(self) -> Folds:
         """Give all folds the same classes in sorted order, whatever the sizes of the blocks."""
-        with self._lock, Deferred():
+        with self._lock:
             self._accumulator.sort_all_classes()
         return self
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.row_kernels import Assignment, Change, add
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.rows import Rows
 from splince_fast._solve.options import is_integer
@@ -45,17 +46,6 @@ class Total(Accumulator):
     parts: Mapping[Key, Accumulator]
 
 
-class Addend(NamedTuple):
-    """Rows for one part of a split, with their weights and labels, and their positions."""
-
-    split: Split
-    key: Key
-    part: Accumulator
-    rows: tuple[Rows, Float | None, Mapping[VariableName, Encoded]]
-    positions: Index
-    in_order: bool
-
-
 class Split:
     """One part, an accumulator, per class of the variable `by`, or a part per fold."""
 
@@ -70,6 +60,7 @@ class Split:
         self.feature_names: tuple[str, ...] | None = None
         self._work = Workspace()  # shared by the parts of all classes
         self._total: Total | None = None
+        self.broken = False  # whether a change of the parts failed half-way
         self.parts: dict[Key, Part] = {}
         if n_folds is None:
             return
@@ -93,54 +84,49 @@ class Split:
 
     # -- filling ---------------------------------------------------------------------------
 
-    def update(
+    def prepare(
         self,
         rows: Rows,
         weight: Float | None,
         encoded: Mapping[VariableName, Encoded],
         *,
         numbers: NDArray[np.uint64] | None = None,
-    ) -> None:
-        """Add rows to their parts; `numbers`, (n,), of the rows in the stream give the folds."""
-        rows.check()
-        index = np.arange(rows.array.shape[0])
-        add(self._prepare(rows, weight, encoded, index, numbers))
-
-    def _prepare(
-        self,
-        rows: Rows,
-        weight: Float | None,
-        encoded: Mapping[VariableName, Encoded],
-        index: Index,
-        numbers: NDArray[np.uint64] | None = None,
-        *,
         in_order: bool = False,
-    ) -> list[Addend]:
-        """Return the addends of all parts, for valid rows; an error changes nothing."""
+        checked: bool = False,
+        index: Index | None = None,
+    ) -> list[Change]:
+        """Return the changes that add rows to all parts; an error changes nothing."""
+        # The numbers of the rows in the stream, (n,), give the folds.
+        if not checked:
+            rows.check()
+        if index is None:
+            index = np.arange(rows.array.shape[0])
         if numbers is None:
             keys, codes = self._classes_of_rows(encoded, len(index))
         else:
             keys, codes = self._folds_of_rows(encoded, numbers)
         labels = {name: column for name, column in encoded.items() if name != self.groups}
-        for part in self._leaves():
-            for name in labels.keys() & part.variables.keys():
-                check_column(part.variables[name], labels[name], name)
-        addends, in_order = list[Addend](), in_order or numbers is not None
-        for code in np.unique(codes).tolist():
-            chosen, key = np.flatnonzero(codes == code), keys[code]
-            of_part = {name: _labels_of_rows(z, chosen) for name, z in labels.items()}
+        for leaf in self._leaves():
+            for name in labels.keys() & leaf.variables.keys():
+                check_column(leaf.variables[name], labels[name], name)
+        parts, options = dict(self.parts), {"in_order": in_order or numbers is not None}
+        chosen = {keys[code]: np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
+        for key in chosen.keys() - parts.keys():
+            parts[key] = self.new_part()
+        if numbers is None:  # the classes share the work memory, which holds the sums of one block
+            merges = [cast(Accumulator, parts[k]).n_merges(rows, len(c)) for k, c in chosen.items()]
+            options["copy"] = sum(map(bool, merges)) > 1
+        changes: list[Change] = []
+        for key, own in chosen.items():
+            of_part = {name: _labels_of_rows(z, own) for name, z in labels.items()}
             if numbers is None:  # a class lists the classes of its own rows only
                 of_part = {
                     name: observed(z) if isinstance(z, ClassCodes) else z
                     for name, z in of_part.items()
                 }
-            arguments = rows, None if weight is None else weight[chosen], of_part
-            own = self.parts.get(key) or self.new_part()
-            if isinstance(own, Split):
-                addends += own._prepare(*arguments, index[chosen], in_order=True)
-            else:
-                addends.append(Addend(self, key, own, arguments, index[chosen], in_order))
-        return addends
+            arguments = rows, None if weight is None else weight[own], of_part
+            changes += parts[key].prepare(*arguments, index=index[own], checked=True, **options)
+        return [*changes, Assignment(self, {"parts": parts, "_total": None})]
 
     def _folds_of_rows(
         self, encoded: Mapping[VariableName, Encoded], numbers: NDArray[np.uint64]
@@ -266,14 +252,18 @@ class Split:
 
     def add(self, other: Split) -> None:
         """Add the parts of another split, in place. Neither may have pending rows."""
+        add(self.merged(other))
+
+    def merged(self, other: Split) -> list[Change]:
+        """Return the changes that add the parts of another split."""
         self.check_compatible(other)
-        sums = {}
+        parts, changes = dict(self.parts), list[Change]()
         for key, theirs in other.parts.items():
-            sums[key] = self.parts[key].copy() if key in self.parts else self.new_part()
-            cast(Any, sums[key]).add(theirs)
-        for key, part in sums.items():
-            self.put(key, part)
-        self.feature_names = self.feature_names or other.feature_names
+            parts[key] = parts.get(key) or self.new_part()
+            changes += cast(Any, parts[key]).merged(theirs)
+        names = self.feature_names or other.feature_names
+        sums = {"parts": parts, "_total": None, "feature_names": names}
+        return [*changes, Assignment(self, sums)]
 
     def without(self, other: Split) -> Split:
         """Return a copy from which the rows of `other` are removed. Neither may have pending."""
@@ -313,13 +303,6 @@ class Split:
         self.merge_pending()
         for name, classes in self._class_names().items():
             self.sort_classes(name, classes)
-
-
-def add(addends: Iterable[Addend]) -> None:
-    """Add the rows of every part."""
-    for split, key, part, rows, positions, in_order in addends:
-        split.put(key, part)
-        part.update(*rows, index=positions, in_order=in_order, checked=True)
 
 
 def summed(parts: Iterable[Part], total: Any) -> Any:

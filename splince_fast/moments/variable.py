@@ -4,8 +4,9 @@ Sums of x are sums of deviations x - r from the reference point r of the state, 
 if the data are far from 0. The sums are not divided by the weight sum, so that states are merged by
 addition.
 
-An update of a variable has three steps: `encode` encodes labels with the classes of the state and
-changes nothing; `request` requests sums over a block; `commit` adds the sums, and cannot fail.
+An update of a variable has three steps: `encode` encodes labels with the classes of the variable,
+`label_sums` sums the labels of a block, and `add` prepares the addition of the sums to the state.
+None of them changes the variable.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.row_kernels import Change
 from splince_fast._runtime.files import Layout, Tensors
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import (
@@ -27,21 +29,18 @@ from splince_fast.exceptions import (
     UnknownVariableError,
 )
 from splince_fast.labels import ClassName, VariableName
+from splince_fast.moments.block import Codes, Labels
 
 Float = NDArray[np.float64]
-Codes = NDArray[np.intp]
-# Encoded labels of n rows: class codes, (n,) intp, with -1 for missing labels; or values, (n, k)
-# float64, with NaN for missing labels.
-Labels = NDArray[Any]
 
 
-class Request(NamedTuple):
-    """Sums that a variable requests over a block, and the arguments of `commit` for them."""
+class LabelSums(NamedTuple):
+    """Sums of the labels of a block, and the sums of x that a variable needs for it."""
 
-    codes: Codes | None  # (n,): number of the class sum of each row, below n_sums; -1 for none
-    n_sums: int
-    values: Float | None  # (q, n): for q sums of x, coefficient times weight of each row
-    commit_data: tuple[Any, ...]  # further data for `commit`, by kind of variable
+    codes: Codes | None  # (n,): number of the class sum of each row; -1 for none
+    weights: Float  # (c,): weight sum of each class sum of x
+    values: Float  # (q, n): for q products with x, coefficient times weight of each row
+    data: tuple[Any, ...]  # sums of the labels, by kind of variable
 
 
 class Variable(ABC):
@@ -50,7 +49,6 @@ class Variable(ABC):
     __slots__ = ()
 
     kind: ClassVar[str]
-    missing_label: ClassVar[float]  # the code or value of a missing label
     TENSORS: ClassVar[Layout]  # of a file; d features, k classes or columns
     width: int  # number of features d of x
     n_columns: int  # number of classes or columns
@@ -63,26 +61,19 @@ class Variable(ABC):
         """Return a variable without rows for the labels of a column."""
 
     @abstractmethod
-    def encode(self, column: Any, name: object) -> tuple[Labels | None, Any]:
-        """Return the encoded labels, and the argument of `register`; change nothing."""
-        # Both are None for a column without labels. The argument of `register` is None if the
-        # column has no new names.
+    def encode(self, column: Any, name: object) -> tuple[Labels | None, Self]:
+        """Return the encoded labels, and this variable with the new names of the column."""
+        # The labels are None for a column without labels. The variable is this object if the
+        # column has no new names; otherwise it shares the sums of this object.
 
     @abstractmethod
-    def register(self, new_names: Any) -> None:
-        """Register the new names that `encode` returned."""
+    def label_sums(self, labels: Labels, weight: Float | None) -> LabelSums:
+        """Return the sums of the labels of a block."""
 
     @abstractmethod
-    def request(self, labels: Labels, weight: Float | None) -> Request:
-        """Return a request for sums over a block; allocate the memory for `commit`."""
-
-    @abstractmethod
-    def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        """Add the sums of a block; cannot fail, since `request` has allocated the memory."""
-
-    @abstractmethod
-    def moved(self, offset: Float) -> Self:
-        """Return a copy about the reference point r - offset, with r the reference point so far."""
+    def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
+        """Return the changes that add the sums of a block."""
+        # `class_sums`, (c, d), and `products`, (q, d), are sums of x - r.
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -170,13 +161,6 @@ class Variable(ABC):
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors().values())
-
-
-def add_at(target: Float, index: NDArray[np.intp], added: Float, scratch: Float) -> None:
-    """Compute target[index] += added for distinct rows `index`; allocate no memory."""
-    np.take(target, index, axis=0, out=scratch, mode="clip")  # mode="raise" would allocate a buffer
-    scratch += added
-    target[index] = scratch
 
 
 def check_ddof(ddof: object) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from entangled import normal
-from naive_model import Rows, check, state_bytes
+from naive_model import FUZZ, Rows, check, state_bytes
 from processes import script
 
 import splince_fast as sf
 from splince_fast import FileFormatError, InputError, Moments, sources
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import files
-from splince_fast.moments import buffer
+from splince_fast.moments import accumulator, buffer
+from splince_fast.moments import moments as moments_module
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no POSIX signals")
 
@@ -353,6 +356,105 @@ def test_what_an_append_that_failed_has_written_is_forgotten(
     assert moments.weight == expected.weight == 27.0
     assert list(moments.variables) == ["z"]
     np.testing.assert_array_equal(moments.covariance(), expected.covariance())
+
+
+# Parameters of moments with blocks of 8 rows, numbers of rows of two updates, and offset of the
+# second.
+CHANGES: dict[str, tuple[dict[str, Any], int, int, float]] = {
+    "the first rows": ({}, 0, 3, 0.0),
+    "a block": ({}, 8, 8, 0.0),
+    "a block far away": ({}, 8, 8, 1e6),
+    "rows that wait": ({}, 10, 3, 0.0),
+    "rows that fill a block": ({}, 13, 3, 0.0),
+    "rows that overfill a block": ({}, 13, 6, 0.0),
+    "many blocks": ({}, 13, 30, 0.0),
+    "variances": ({"covariance_type": "diag"}, 13, 6, 0.0),
+    "a sample": ({"subsample": 0.5}, 13, 6, 0.0),
+    "classes": ({"by": "w"}, 13, 20, 0.0),
+}
+
+
+def interrupted(act: Callable[[], object], at: int) -> int:
+    """Raise KeyboardInterrupt at the bytecode number `at`; return the number of bytecodes run."""
+    count, package, before = 0, str(Path(sf.__file__).parent), sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            count += 1
+            if count == at:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def outcomes(case: str, act: str, n: int) -> set[str]:
+    """How `n` interrupted updates or merges leave moments: "absent", "whole" or "torn"."""
+    parameters, n_before, n_added, offset = CHANGES[case]
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n_before + n_added, 4))
+    X[n_before:] += offset
+    labels = {"z": rng.integers(0, 3, len(X)), "y": X[:, 0] - 1, "w": rng.integers(0, 2, len(X))}
+    labels["z"][n_before] = 9  # a new class
+
+    def part(rows: slice) -> Moments:
+        moments = Moments(block_rows=8, **parameters)
+        return moments.update(X[rows], {name: z[rows] for name, z in labels.items()})
+
+    before, added = part(slice(n_before)), part(slice(n_before, None))
+    if act == "merge":
+        assert before.weight + added.weight == len(X)  # merges the rows that wait
+
+    def change(moments: Moments) -> None:
+        if act == "merge":
+            moments += added
+        else:
+            moments.update(X[n_before:], {name: z[n_before:] for name, z in labels.items()})
+
+    absent, whole = state_bytes(before), before.copy()
+    n_bytecodes = interrupted(lambda: change(whole), -1)
+    names = {"absent": absent, "whole": state_bytes(whole)}
+    found = set()
+    # Half of the interrupts come at the end, near the addition.
+    places = np.concatenate(
+        [rng.integers(1, n_bytecodes, n // 2), n_bytecodes - rng.integers(0, 150, n // 2)]
+    )
+    for at in places.tolist():
+        moments = before.copy()
+        interrupted(lambda: change(moments), at)  # noqa: B023 (called at once)
+        left = state_bytes(moments)
+        found.add(next((name for name, state in names.items() if state == left), "torn"))
+    return found
+
+
+@pytest.mark.parametrize("act", ["update", "merge"])
+@pytest.mark.parametrize("case", CHANGES)
+def test_an_interrupt_at_any_bytecode_leaves_a_change_whole_or_absent(case: str, act: str) -> None:
+    assert outcomes(case, act, 100 * max(FUZZ, 1)) == {"absent", "whole"}
+
+
+def test_changes_that_are_added_one_by_one_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: bytecodes between two changes."""
+
+    def add_each(changes: list[Any]) -> None:
+        for change in changes:
+            row_kernels.add([change])
+
+    monkeypatch.setattr(accumulator, "add", add_each)
+    monkeypatch.setattr(moments_module, "add", add_each)
+    monkeypatch.setattr(sf, "__file__", __file__)  # count the bytecodes of `add_each` alone
+    assert "torn" in outcomes("a block", "update", 100)
 
 
 @pytest.mark.parametrize("offset", [1e8, 1e12])

@@ -1,9 +1,7 @@
-"""Label columns that are indicators: class sums in place of matrix products."""
+"""Many label columns, such as indicators of classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,17 +13,11 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast import Moments
-from splince_fast.moments import column_sums
-from splince_fast.moments.column_sums import ColumnSums, indicator_codes
+from splince_fast.moments.column_sums import ColumnSums
 
 Float = NDArray[Any]
 N, D, K = 1300, 40, 12
 
-STATES: dict[str, dict[str, Any]] = {
-    "all rows": {"block_rows": 500},
-    "sampled": {"block_rows": 500, "subsample": 0.3},
-    "variances": {"block_rows": 500, "covariance_type": "diag"},
-}
 CASES = ("every row", "rows of zeros", "missing rows")
 
 
@@ -39,52 +31,6 @@ def indicators(case: str, n: int = N, k: int = K) -> Float:
     if case == "missing rows":
         Z[::7] = np.nan
     return Z
-
-
-@contextmanager
-def general_path() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(column_sums, "indicator_codes", lambda _: None)
-        yield
-
-
-def fed(Z: Float, weight: Float | None = None, dtype: Any = np.float32, **given: Any) -> Moments:
-    """Moments of updates of unlike sizes, some of which wait."""
-    X = normal(len(Z), D, seed=1).astype(dtype) + 3 * normal(1, D, seed=2).astype(dtype)
-    moments = Moments(**given)
-    for rows in (slice(700), slice(700, 703), slice(703, None)):
-        part = None if weight is None else weight[rows]
-        moments.update(X[rows], {"z": Z[rows]}, sample_weight=part)
-    return moments
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("state", list(STATES))
-def test_the_sums_are_those_of_matrix_products(
-    state: str, case: str, dtype: Any, weighted: bool
-) -> None:
-    Z = indicators(case)
-    weight = np.random.default_rng(3).random(N) + 0.2 if weighted else None
-    found = fed(Z, weight, dtype, **STATES[state])
-    assert found.mean.shape == (D,)  # merges the rows that wait
-    with general_path():
-        general = fed(Z, weight, dtype, **STATES[state])
-        assert general.mean.shape == (D,)
-    one, other = (cast(ColumnSums, m._accumulator.variables["z"]) for m in (found, general))
-    assert one.n_rows == other.n_rows == np.count_nonzero(~np.isnan(Z[:, 0]))
-    assert one.names == other.names
-    w = np.ones(N) if weight is None else weight
-    total = w.sum()
-    # Sums of N terms with |z - t| <= 1 and |x - r| <= A round N times, about any reference point.
-    A = 16.0
-    for name, size in (("z_sum", 1.0), ("squares", 1.0), ("x_sum", A), ("products", A)):
-        gap = getattr(one, name) - getattr(other, name)
-        assert np.abs(gap).max() <= 8 * N * U64 * total * size, name
-    assert np.abs(other.products).max() > 1.0  # the products are no rounding
-    np.testing.assert_array_equal(one.squares, one.squares.T)
-    assert abs(one.weight - other.weight) <= N * U64 * total
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -109,37 +55,13 @@ def test_indicators_equal_two_passes_over_the_rows(case: str, weighted: bool, dt
     check(moments - second, rows.take(slice(801)), rows)
 
 
-def changed(value: float, row: int = 900) -> Float:
-    Z = indicators("every row")
-    Z[row, K - 1] = value
-    return Z
-
-
-OTHER = {
-    "two ones": changed(1.0),
-    "a negative number": changed(-1.0),
-    "nearly nothing": changed(1e-200),
-    "nearly one": np.where(indicators("every row") == 1.0, 1.0 + 2**-52, 0.0),
-    "twice": 2.0 * indicators("every row"),
-    "the last row": changed(1.0, N - 1),
-}
-
-
-@pytest.mark.parametrize("case", list(OTHER))
-def test_other_columns_take_the_general_path(case: str) -> None:
-    Z, X = OTHER[case], normal(N, D, seed=1)
-    moments = Moments(block_rows=N).update(X, {"z": Z})
-    check(moments, Rows.of(X, {"z": Z}))
-    assert indicator_codes(Z) is None
-    with general_path():
-        assert state_bytes(Moments(block_rows=N).update(X, {"z": Z})) == state_bytes(moments)
-
-
 def test_constant_columns_have_no_deviation() -> None:
     Z = np.zeros((N, K))
     Z[:, 4] = 1.0
     weight = np.random.default_rng(0).random(N) + 1e-3
-    moments = fed(Z, weight)
+    X = normal(N, D, seed=1).astype(np.float32)
+    moments = Moments().update(X[:700], {"z": Z[:700]}, sample_weight=weight[:700])
+    moments.update(X[700:], {"z": Z[700:]}, sample_weight=weight[700:])
     assert moments.mean.shape == (D,)  # merges the rows that wait
     sums = cast(ColumnSums, moments._accumulator.variables["z"])
     for name in ("z_sum", "squares", "products"):

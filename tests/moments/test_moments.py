@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from naive_model import (
     LAYOUTS,
-    REDUCTION,
     TWO_VALUED,
     Rows,
     Table,
@@ -58,7 +57,7 @@ from splince_fast import (
 from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import rows as blocking
 from splince_fast._runtime.rows import check_values
-from splince_fast.moments import accumulator, buffer, class_sums, column_sums
+from splince_fast.moments import accumulator, buffer, class_sums, column_sums, label_table
 from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module
 
@@ -910,25 +909,48 @@ def labelled(n: int, seed: int, dtype: Any = np.float32) -> tuple[Float, dict[st
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 @pytest.mark.parametrize("kernel", ["reduce_chunks", "centre_columns", "syrk_f32_out"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
-def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
+def test_a_kernel_that_raises_leaves_an_update_of_many_blocks_absent(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, kernel: str, at: int, waiting: int
 ) -> None:  # fmt: skip
-    """The rows added are a prefix with all their labels; the others can follow."""
     first, second = labelled(waiting, 1), labelled(60, 2)
     moments = Moments(block_rows=8)
     module = blas if kernel == "syrk_f32_out" else row_kernels
     monkeypatch.setattr(row_kernels, "wide", lambda: kernel == "reduce_chunks")
-    moments.update(*first)
+    before = state_bytes(moments.update(*first))
     with monkeypatch.context() as patch:
         patch.setattr(module, kernel, failing(getattr(module, kernel), at, error))
         with pytest.raises(type(error)):
             moments.update(*second)
-    done = moments.n_rows - waiting
-    assert 0 <= done < 60
-    prefix = Rows.of(second[0][:done], {k: v[:done] for k, v in second[1].items()})
-    check(moments, Rows.of(*first) + prefix)
-    moments.update(second[0][done:], {k: v[done:] for k, v in second[1].items()})
-    check(moments, Rows.of(*first) + Rows.of(*second))
+    assert state_bytes(moments) == before
+    check(moments.update(*second), Rows.of(*first) + Rows.of(*second))
+
+
+def test_an_addition_that_fails_is_told_by_every_later_call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not by a wrong number. Only BLAS can fail so late, where it adds float64 products itself."""
+    X, labels = labelled(8, 1, np.float64)
+    del labels["y"]  # its products are computed beforehand, by the same function
+    monkeypatch.setattr(row_kernels, "wide", lambda: False)
+    moments = Moments(block_rows=8).update(X, labels)
+    moments.save(tmp_path / "checkpoint")
+    with monkeypatch.context() as patch:
+        patch.setattr(blas, "syrk_f64_into", failing(blas.syrk_f64_into, 0, MemoryError()))
+        with pytest.raises(MemoryError):
+            moments.update(X, labels)
+    calls: list[Callable[[], Any]] = [
+        lambda: moments.update(X, labels), lambda: moments.update(X[:1], labels={"z": [0]}),
+        lambda: moments.mean, lambda: moments.n_rows, lambda: moments.weight, moments.covariance,
+        moments.copy, lambda: moments.classes("z"), lambda: moments + Moments(),
+        lambda: repr(moments), lambda: moments - moments, lambda: Moments() + moments,
+        lambda: pickle.dumps(moments), lambda: moments.save(tmp_path / "other"),
+        moments.factored, lambda: moments.variables, lambda: moments.n_features,
+        lambda: moments.nbytes,
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(SplinceError, match="accumulate again, or load the checkpoint"):
+            call()
+    check(Moments.load(tmp_path / "checkpoint"), Rows.of(X, labels))
 
 
 class FaultyNumpy:
@@ -976,9 +998,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
     pytest.fail("still failing after 500 allocations")
 
 
-FAULTY = (
-    accumulator, reducing, buffer, class_sums, column_sums, state_module,
-)  # fmt: skip
+FAULTY = accumulator, reducing, buffer, class_sums, column_sums, label_table, state_module
 FAULTS = {
     # block size, rows before, rows of the update that fails
     "first update waits": (8, 0, 3),
@@ -1040,43 +1060,25 @@ def test_merging_that_runs_out_of_memory_changes_neither_side(
     check(a, Rows.of(*first) + Rows.of(*second))
 
 
-def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, labels = labelled(40, 1)
-    moments = Moments(block_rows=8)
-    handler = signal.getsignal(signal.SIGINT)
-    done = interrupt_reductions(monkeypatch, 1, 2, 3)
-    with pytest.raises(KeyboardInterrupt):
-        moments.update(X, labels)
-    assert len(done) >= 5
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_control_c_leaves_an_update_whole_or_absent(
+    monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    X, labels = labelled(43, 1)
+    more = X[:4], {k: v[:4] for k, v in labels.items()}
+    moments = Moments(block_rows=8).update(*more)
+    before, handler = state_bytes(moments), signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        interrupt_reductions(patch, at)
+        with pytest.raises(KeyboardInterrupt):
+            moments.update(X, labels)
     assert signal.getsignal(signal.SIGINT) is handler
-    check(moments, Rows.of(X, labels))
-    more = X[:3], {k: v[:3] for k, v in labels.items()}
-    moments.update(*more)
+    assert state_bytes(moments) == before
+    moments.update(X, labels)
     interrupt_reductions(monkeypatch, 1)  # of the rows that wait, by a read
     with pytest.raises(KeyboardInterrupt):
         moments.covariance()
-    check(moments, Rows.of(X, labels) + Rows.of(*more))
-
-
-def test_control_c_that_the_program_ignores_or_handles(monkeypatch: pytest.MonkeyPatch) -> None:
-    X = normal(20, 3, np.float32)
-    original = getattr(*REDUCTION)
-
-    def interrupted(*args: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-        original(*args)
-
-    monkeypatch.setattr(*REDUCTION, interrupted)
-    heard: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        check(Moments(block_rows=4).update(X), Rows.of(X))
-        signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
-        check(Moments(block_rows=20).update(X), Rows.of(X))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert heard == [signal.SIGINT]
+    check(moments, Rows.of(*more) + Rows.of(X, labels))
 
 
 # --- staging -------------------------------------------------------------------------------------
