@@ -15,7 +15,7 @@ from splince_fast._kernels import blas
 from splince_fast._kernels.row_kernels import Assignment, add
 from splince_fast._runtime import files
 from splince_fast._runtime.keywords import check_keywords
-from splince_fast._runtime.lock import Deferred, new_lock
+from splince_fast._runtime.lock import new_lock
 from splince_fast._runtime.rows import check_feature_names, name_columns
 from splince_fast._solve.options import Options, is_number
 from splince_fast.exceptions import (
@@ -44,6 +44,7 @@ class _Accumulation:
     """An accumulator or a split behind one lock, and its files: the base of moments and folds."""
 
     _KIND: ClassVar[str]
+    _sums: Part
     _lock: Any
 
     @classmethod
@@ -57,7 +58,7 @@ class _Accumulation:
         self._sums, self._lock = accumulator, lock
 
     @property
-    def _accumulator(self) -> Any:
+    def _accumulator(self) -> Part:
         """The accumulator or split; raise SplinceError if an update failed half-way."""
         if self._sums.broken:
             raise SplinceError(
@@ -420,7 +421,7 @@ class Moments(_Accumulation):
         with first, second:
             self._flush()
             part._flush()
-            self._accumulator.add(part._accumulator)
+            cast(Any, self._accumulator).add(part._accumulator)
         return self
 
     def __sub__(self, part: Moments) -> Moments:
@@ -430,7 +431,7 @@ class Moments(_Accumulation):
         with first, second:
             self._flush()
             part._flush()
-            return self._wrap(self._accumulator.without(part._accumulator))
+            return self._wrap(cast(Any, self._accumulator).without(part._accumulator))
 
     def __radd__(self, other: object) -> Moments:
         """Return a copy for ``0 + moments``, with which ``sum(parts)`` begins."""
@@ -667,8 +668,7 @@ class Moments(_Accumulation):
         """Return the sums of all rows; the caller has the lock."""
         self._flush()
         held = self._accumulator
-        sums: Accumulator = held.total() if isinstance(held, Split) else held
-        return sums
+        return cast(Accumulator, held.total()) if isinstance(held, Split) else held
 
     def _state(self) -> State:
         """Return the state of x, after buffered rows are merged into the sums."""
@@ -809,6 +809,7 @@ class Folds(_Accumulation, Sequence[Moments]):
     """
 
     _KIND = "folds"
+    _accumulator: Split
 
     def __init__(self, n_folds: int, *, groups: str | None = None, **parameters: Any) -> None:
         check_keywords(parameters, Moments, where="Moments")
@@ -921,7 +922,7 @@ class Folds(_Accumulation, Sequence[Moments]):
             The input is invalid; the folds are unchanged.
         """
         with self._lock:
-            split: Split = self._accumulator
+            split = self._accumulator
             given = read_update(X, labels, sample_weight, None, split)
             index = np.arange(given.n) if given.row_index is None else given.row_index
             numbers = index.astype(np.uint64) + np.uint64(split.position)

@@ -94,6 +94,7 @@ class Split:
         in_order: bool = False,
         checked: bool = False,
         index: Index | None = None,
+        copy: bool = False,
     ) -> list[Change]:
         """Return the changes that add rows to all parts; an error changes nothing."""
         # The numbers of the rows in the stream, (n,), give the folds.
@@ -109,13 +110,13 @@ class Split:
         for leaf in self._leaves():
             for name in labels.keys() & leaf.variables.keys():
                 check_column(leaf.variables[name], labels[name], name)
-        parts, options = dict(self.parts), {"in_order": in_order or numbers is not None}
+        parts, in_order = dict(self.parts), in_order or numbers is not None
         chosen = {keys[code]: np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
         for key in chosen.keys() - parts.keys():
             parts[key] = self.new_part()
         if numbers is None:  # the classes share the work memory, which holds the sums of one block
             merges = [cast(Accumulator, parts[k]).n_merges(rows, len(c)) for k, c in chosen.items()]
-            options["copy"] = sum(map(bool, merges)) > 1
+            copy = sum(map(bool, merges)) > 1
         changes: list[Change] = []
         for key, own in chosen.items():
             of_part = {name: _labels_of_rows(z, own) for name, z in labels.items()}
@@ -124,8 +125,10 @@ class Split:
                     name: observed(z) if isinstance(z, ClassCodes) else z
                     for name, z in of_part.items()
                 }
-            arguments = rows, None if weight is None else weight[own], of_part
-            changes += parts[key].prepare(*arguments, index=index[own], checked=True, **options)
+            changes += parts[key].prepare(
+                rows, None if weight is None else weight[own], of_part,
+                in_order=in_order, checked=True, index=index[own], copy=copy,
+            )  # fmt: skip
         return [*changes, Assignment(self, {"parts": parts, "_total": None})]
 
     def _folds_of_rows(
