@@ -284,15 +284,16 @@ def test_an_update_of_folds_waits_for_a_thread_that_reads_one_of_them() -> None:
     assert folds.n_rows == 2 * N
 
 
-def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_c_leaves_the_rows_in_all_folds_or_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run with a checkpoint, which must not hold rows of one fold alone."""
     X, labels = data(dtype=np.float32)
     folds = Folds(2, block_rows=16)
     interrupt_reductions(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
         folds.update(X, labels)
-    assert folds.n_rows == N
-    folds.update(X, labels)
+    assert folds.n_rows in (0, N)
+    while folds.n_rows < 2 * N:
+        folds.update(X, labels)
     assert bits(folds) == bits(Folds(2, block_rows=16).update(X, labels).update(X, labels))
 
 
