@@ -13,9 +13,10 @@ from splince_fast._runtime.rows import Rows
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.labels.names import listed
-from splince_fast.moments.accumulator import KIND_OF_COLUMN, Accumulator, check_column
+from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.variable import KIND_OF_COLUMN, check_column
 
 Float: TypeAlias = NDArray[np.float64]
 

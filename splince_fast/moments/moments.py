@@ -32,8 +32,9 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
 from splince_fast.labels.names import sort_key
-from splince_fast.moments.accumulator import Accumulator, check_column
+from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.by_class import ClassAccumulator, take_labels
+from splince_fast.moments.class_sums import check_ddof
 from splince_fast.moments.format import (
     FORMAT,
     accumulator_of,
@@ -47,7 +48,7 @@ from splince_fast.moments.sampled import SampledAccumulator, with_subsample
 from splince_fast.moments.snapshot import Factored, Snapshot, snapshot_of
 from splince_fast.moments.state import State
 from splince_fast.moments.stream import accumulate
-from splince_fast.moments.variable import check_ddof
+from splince_fast.moments.variable import check_column
 
 T = TypeVar("T")
 Float = NDArray[np.float64]
