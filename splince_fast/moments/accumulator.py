@@ -347,8 +347,10 @@ class Accumulator:
             variables = _about(reference, state, variables)
         changes = state.added(sums, reference, self._work.product)
         offset = sums.shift - reference
-        class_sums = sums.class_sums + class_weights[:, None] * offset
-        products = sums.products + values.sum(axis=1)[:, None] * offset
+        class_sums, products = sums.class_sums, sums.products
+        class_sums += class_weights[:, None] * offset
+        if len(values):
+            products += values.sum(axis=1)[:, None] * offset
         for name, own in zip(block.labels, label_sums, strict=True):
             k, q = len(own.weights), len(own.values)
             changes += variables[name].add(own, class_sums[:k], products[:q])
