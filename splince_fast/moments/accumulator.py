@@ -41,9 +41,6 @@ from splince_fast.moments.variable import KIND_OF_COLUMN, Variable, contradictio
 
 Float = NDArray[np.float64]
 
-# Attributes of an accumulator that hold its sums, without buffered rows.
-_SUMS = "state", "variables", "label_products"
-
 
 def merged_variables(
     ours: Mapping[VariableName, Variable],
@@ -395,8 +392,9 @@ class Accumulator:
         names = self.feature_names or other.feature_names
         if state is None:
             copy = other.copy()
-            attributes = {name: getattr(copy, name) for name in _SUMS}
-            return [Assignment(self, {**attributes, "feature_names": names})]
+            sums: dict[str, Any] = {"state": copy.state, "variables": copy.variables}
+            sums |= {"label_products": copy.label_products, "feature_names": names}
+            return [Assignment(self, sums)]
         reference = state.reference_with(
             theirs.reference.copy(), theirs.reference + theirs.mean_deviation,
             theirs.second.diagonal(), theirs.weight,
