@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from splince_fast.exceptions import ConstantVariableError, InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.snapshot import Factored, Statistics, statistics
 from splince_fast.moments.variable import Variable
 from splince_fast.report import as_html, as_text, shortened
@@ -263,7 +262,6 @@ def _canonical_correlations(
     if isinstance(variable, ClassSums):
         rank_z = cross.shape[1] - 1
     else:
-        variable = cast(ColumnSums, variable)
         covariance = np.asfortranarray(variable.variance())
         variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
         size = np.abs(variable.reference) + np.sqrt(squares)

@@ -22,10 +22,10 @@ from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
 from splince_fast.methods.label_columns import LabelColumns, combination
 from splince_fast.moments import Moments
-from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.class_sums import ClassSums, refuse_other_kind
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.snapshot import Factored, Snapshot, Statistics, statistics
-from splince_fast.moments.variable import Variable, refuse_other_kind
+from splince_fast.moments.variable import Variable
 from splince_fast.projection import Projection
 from splince_fast.report import Report, Sampling, VariableReport, correlations_of
 

@@ -22,38 +22,24 @@ from splince_fast.exceptions import (
     InputError,
     NotEnoughDataError,
 )
-from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName
+from splince_fast.labels import ClassName, Encoded, VariableName
 from splince_fast.moments.block import (
     MATRIX_PRODUCT_FROM,
     Block,
     BlockSums,
     Labels,
+    LabelSums,
     Workspace,
     reduce_block,
 )
 from splince_fast.moments.buffer import Buffer
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
-from splince_fast.moments.variable import LabelSums, Variable, contradiction, look_up
+from splince_fast.moments.variable import KIND_OF_COLUMN, Variable, contradiction, look_up
 
 Float = NDArray[np.float64]
-
-KIND_OF_COLUMN: dict[type[Any], type[Variable]] = {ClassCodes: ClassSums, Columns: ColumnSums}
-# Attributes of an accumulator that hold its sums, without buffered rows.
-_SUMS = "state", "variables", "label_products"
-KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.values()}
-
-
-def check_column(variable: Variable, column: object, name: object) -> None:
-    """Raise LabelError if a column differs from earlier blocks in kind, type or columns."""
-    kind = KIND_OF_COLUMN[type(column)]
-    if type(variable) is kind:
-        variable.encode(column, name)
-    elif kind.new(variable.width, column).encode(column, name)[0] is not None:
-        raise contradiction(name, variable.kind, kind.kind)
 
 
 def merged_variables(
@@ -125,7 +111,8 @@ class Accumulator:
         total += 0 if self.state is None else self.state.nbytes
         total += 0 if self.buffer is None else self.buffer.nbytes
         total += self.label_products.nbytes
-        return total + sum(variable.nbytes for variable in self.variables.values())
+        tensors = (t for variable in self.variables.values() for t in variable.tensors().values())
+        return total + sum(tensor.nbytes for tensor in tensors)
 
     def nonempty_state(self) -> State:
         if self.state is None or self.state.weight == 0:
@@ -268,7 +255,7 @@ class Accumulator:
         variables = self.variables
         for name, column in encoded.items():
             kind, existing = KIND_OF_COLUMN[type(column)], variables.get(name)
-            variable = existing if type(existing) is kind else kind.new(width, column)
+            variable: Any = existing if type(existing) is kind else kind.new(width, column)
             codes, named = variable.encode(column, name)
             if codes is None:
                 continue
@@ -357,8 +344,10 @@ class Accumulator:
             variables = _about(reference, state, variables)
         changes = state.added(sums, reference, self._work.product)
         offset = sums.shift - reference
-        class_sums = sums.class_sums + class_weights[:, None] * offset
-        products = sums.products + values.sum(axis=1)[:, None] * offset
+        class_sums, products = sums.class_sums, sums.products
+        class_sums += class_weights[:, None] * offset
+        if len(values):
+            products += values.sum(axis=1)[:, None] * offset
         for name, own in zip(block.labels, label_sums, strict=True):
             k, q = len(own.weights), len(own.values)
             changes += variables[name].add(own, class_sums[:k], products[:q])
@@ -403,8 +392,9 @@ class Accumulator:
         names = self.feature_names or other.feature_names
         if state is None:
             copy = other.copy()
-            attributes = {name: getattr(copy, name) for name in _SUMS}
-            return [Assignment(self, {**attributes, "feature_names": names})]
+            sums: dict[str, Any] = {"state": copy.state, "variables": copy.variables}
+            sums |= {"label_products": copy.label_products, "feature_names": names}
+            return [Assignment(self, sums)]
         reference = state.reference_with(
             theirs.reference.copy(), theirs.reference + theirs.mean_deviation,
             theirs.second.diagonal(), theirs.weight,
@@ -443,9 +433,8 @@ class Accumulator:
                 )
             # In `constant` features the remaining scatter is within rounding error. A feature whose
             # mean differs between labels is not constant: sums per label are accurate to float64.
-            constant = constant[
-                ~variable.depends_on_label(constant, state.mean_deviation, rounding)
-            ]
+            span = np.abs(variable.span()[:, constant]).max(axis=0, initial=0.0)
+            constant = constant[span <= rounding[constant]]
         if len(constant):
             state.second.make_constant(constant)
             for variable in variables.values():

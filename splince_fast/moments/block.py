@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,15 @@ class Block:
             for start in range(0, len(index), step):
                 part = index[start : start + step]
                 out[start : start + len(part)] = rows[part]
+
+
+class LabelSums(NamedTuple):
+    """Sums of the labels of one variable over a block, and the sums of x that they need."""
+
+    codes: Codes | None  # (n,): number of the class sum of each row; -1 for none
+    weights: Float  # (c,): weight sum of each class sum of x
+    values: Float  # (q, n): for q products with x, coefficient times weight of each row
+    data: tuple[Any, ...]  # sums of the labels, by kind of variable
 
 
 @dataclass(slots=True)

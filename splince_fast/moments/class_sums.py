@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,23 @@ from numpy.typing import NDArray
 from splince_fast._kernels import row_kernels, spans
 from splince_fast._kernels.row_kernels import Addition, Assignment, Change
 from splince_fast._runtime.files import Layout, Tensors, check_tensors
-from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
+from splince_fast._solve.options import is_number
+from splince_fast.exceptions import (
+    FileFormatError,
+    IncompatibleMomentsError,
+    InputError,
+    LabelError,
+    NotEnoughDataError,
+)
 from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
 from splince_fast.labels.containers import read_declared
-from splince_fast.moments.block import Codes
-from splince_fast.moments.variable import LabelSums, Variable, denominator, refuse_other_kind
+from splince_fast.moments.block import Codes, LabelSums
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 
-class ClassSums(Variable):
+class ClassSums:
     """Sums per class of a class-coded variable."""
 
     # Each array has one row per class. The arrays are shorter than `names` if the last classes
@@ -36,7 +42,7 @@ class ClassSums(Variable):
         "_last_lookup", "_names", "_positions", "n_columns", "rows", "sums", "weights", "width",
     )  # fmt: skip
 
-    kind = "classes"
+    kind: ClassVar[str] = "classes"
     TENSORS: ClassVar[Layout] = {
         "rows": (np.int64, ("k",), 0),
         "weights": (np.float64, ("k",), 0),
@@ -165,9 +171,8 @@ class ClassSums(Variable):
         self.weights *= factor
         self.sums *= factor
 
-    def merged(self, other: Variable, offset: Float, sign: int, name: object) -> ClassSums:
+    def merged(self, other: Any, offset: Float, sign: int, name: object) -> ClassSums:
         refuse_other_kind(name, self, other)
-        other = cast(ClassSums, other)
         ours, theirs = self._names, other._names
         if ours and theirs and type(ours[0]) is not type(theirs[0]):
             raise IncompatibleMomentsError(
@@ -211,13 +216,6 @@ class ClassSums(Variable):
             )
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
-
-    def depends_on_label(
-        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
-    ) -> NDArray[np.bool_]:
-        weights = self.weights[:, None]
-        difference = np.abs(self.sums[:, features] - weights * mean_deviation[features])
-        return np.asarray((difference > weights * rounding[features]).any(axis=0))
 
     def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
         self.sums[:, features] = np.outer(self.weights, mean_deviation[features])
@@ -319,3 +317,28 @@ def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
     if len(names) and type(names[0]) is tuple:
         return map(class_key, names)
     return zip(map(type, names), names, strict=True)
+
+
+def check_ddof(ddof: object) -> None:
+    if not is_number(ddof) or not np.isfinite(float(ddof)):
+        raise InputError(f"ddof is {ddof!r}; it must be a finite number, such as 0 or 1")
+
+
+def denominator(weight: float, ddof: float, name: object) -> float:
+    """Return weight - ddof; raise NotEnoughDataError unless it is positive."""
+    check_ddof(ddof)
+    if weight - ddof <= 0:
+        raise NotEnoughDataError(
+            f"the covariance with {name!r} needs a total weight above ddof = {ddof:g}, and its "
+            f"labelled rows have {weight:g}; add rows or pass ddof=0"
+        )
+    return weight - ddof
+
+
+def refuse_other_kind(name: object, ours: Any, theirs: Any) -> None:
+    """Raise IncompatibleMomentsError unless both variables are of one kind."""
+    if type(ours) is not type(theirs):
+        raise IncompatibleMomentsError(
+            f"the variable {name!r} is {ours.kind} on one side and {theirs.kind} on the other; "
+            "accumulate both with the same kinds="
+        )

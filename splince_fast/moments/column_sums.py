@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,9 @@ from splince_fast._kernels.row_kernels import Addition, Assignment, Change
 from splince_fast._runtime.files import Layout, Tensors, check_tensors
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
+from splince_fast.moments.block import LabelSums
+from splince_fast.moments.class_sums import denominator, refuse_other_kind
 from splince_fast.moments.state import EPS64
-from splince_fast.moments.variable import LabelSums, Variable, denominator, refuse_other_kind
 
 Float = NDArray[np.float64]
 
@@ -27,15 +29,11 @@ Float = NDArray[np.float64]
 _LARGEST_VALUE = 1e140
 
 
-class ColumnSums(Variable):
+@dataclass(slots=True)
+class ColumnSums:
     """Sums of the columns of a continuous variable z."""
 
-    __slots__ = (
-        "_n_rows", "_weight", "n_columns", "names", "products", "reference", "squares", "width",
-        "x_sum", "z_sum",
-    )  # fmt: skip
-
-    kind = "continuous"
+    kind: ClassVar[str] = "continuous"
     TENSORS: ClassVar[Layout] = {
         "counts": (np.int64, (1,), 0),
         "weight": (np.float64, (1,), 0),
@@ -46,28 +44,15 @@ class ColumnSums(Variable):
         "squares": (np.float64, ("k", "k")),
     }
 
-    def __init__(
-        self,
-        width: int,
-        names: list[str],
-        n_rows: int,
-        weight: float,
-        reference: Float,
-        x_sum: Float,
-        z_sum: Float,
-        products: Float,
-        squares: Float,
-    ) -> None:
-        self.width = width
-        self.names = names
-        self.n_columns = len(names)
-        self._n_rows = n_rows
-        self._weight = weight
-        self.reference = reference  # (k,): reference point t of z; arbitrary before the first rows
-        self.x_sum = x_sum  # (d,): sum w (x - r)
-        self.z_sum = z_sum  # (k,): sum w (z - t)
-        self.products = products  # (k, d): sum w (z - t)(x - r)^T
-        self.squares = squares  # (k, k): sum w (z - t)(z - t)^T
+    width: int
+    names: list[str]
+    n_rows: int  # number of labelled rows
+    weight: float  # weight sum of the labelled rows
+    reference: Float  # (k,): reference point t of z; arbitrary before the first rows
+    x_sum: Float  # (d,): sum w (x - r)
+    z_sum: Float  # (k,): sum w (z - t)
+    products: Float  # (k, d): sum w (z - t)(x - r)^T
+    squares: Float  # (k, k): sum w (z - t)(z - t)^T
 
     @classmethod
     def _empty(cls, width: int, names: list[str]) -> ColumnSums:
@@ -101,8 +86,7 @@ class ColumnSums(Variable):
             values = np.where(column.present[:, None], values, np.nan)
         if not unnamed or names == self.names:
             return values, self
-        return values, ColumnSums(self.width, names, self._n_rows, self._weight, self.reference,
-                                  self.x_sum, self.z_sum, self.products, self.squares)  # fmt: skip
+        return values, replace(self, names=names)
 
     def label_sums(self, labels: Float, weight: Float | None) -> LabelSums:
         import splince_fast._kernels.blas as blas_kernels
@@ -115,7 +99,7 @@ class ColumnSums(Variable):
             w = np.where(missing, 0.0, w)
             labels = np.where(missing[:, None], 0.0, labels)
         reference = self.reference
-        if not self._n_rows and n_present:
+        if not self.n_rows and n_present:
             values = labels[~missing]
             # Deviations from the first row keep the mean of a constant column exact.
             reference = values[0] + (w[~missing] @ (values - values[0])) / w.sum()
@@ -139,7 +123,7 @@ class ColumnSums(Variable):
     def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
         n_rows, weight, reference, z_sum, squares = sums.data
         attributes = {
-            "_n_rows": self._n_rows + n_rows, "_weight": self._weight + weight,
+            "n_rows": self.n_rows + n_rows, "weight": self.weight + weight,
             "reference": reference, "x_sum": self.x_sum + products[-1],
             "z_sum": self.z_sum + z_sum, "squares": self.squares + squares,
         }  # fmt: skip
@@ -151,50 +135,49 @@ class ColumnSums(Variable):
         return self._empty(self.width, list(self.names))
 
     def copy(self) -> ColumnSums:
-        return ColumnSums(self.width, list(self.names), self._n_rows, self._weight,
-                          self.reference.copy(), self.x_sum.copy(), self.z_sum.copy(),
-                          self.products.copy(), self.squares.copy())  # fmt: skip
+        return replace(self, names=list(self.names), reference=self.reference.copy(),
+                       x_sum=self.x_sum.copy(), z_sum=self.z_sum.copy(),
+                       products=self.products.copy(), squares=self.squares.copy())  # fmt: skip
 
     def scale(self, factor: float) -> None:
-        self._weight *= factor
+        self.weight *= factor
         for sums in (self.x_sum, self.z_sum, self.products, self.squares):
             sums *= factor
 
-    def merged(self, other: Variable, offset: Float, sign: int, name: object) -> ColumnSums:
+    def merged(self, other: Any, offset: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
-        other = cast(ColumnSums, other)
         self._refuse_other_columns(other, sign, name)
         names = list(other.names) if self.unnamed else list(self.names)
-        if self._n_rows == other._n_rows and sign < 0:
+        if self.n_rows == other.n_rows and sign < 0:
             return self._empty(self.width, names)
         result = self.copy()
         result.names = names
-        if not other._n_rows:
+        if not other.n_rows:
             return result
-        if not self._n_rows:
+        if not self.n_rows:
             result.reference = other.reference.copy()
         z_offset = other.reference - result.reference
-        z_sum = other.z_sum + other._weight * z_offset
-        x_sum = other.x_sum + other._weight * offset
+        z_sum = other.z_sum + other.weight * z_offset
+        x_sum = other.x_sum + other.weight * offset
         products = (
             other.products
             + np.outer(z_offset, other.x_sum)
             + np.outer(other.z_sum, offset)
-            + other._weight * np.outer(z_offset, offset)
+            + other.weight * np.outer(z_offset, offset)
         )
         squares = (
             other.squares
             + np.outer(z_offset, other.z_sum)
             + np.outer(other.z_sum, z_offset)
-            + other._weight * np.outer(z_offset, z_offset)
+            + other.weight * np.outer(z_offset, z_offset)
         )
-        result._n_rows += sign * other._n_rows
-        result._weight += sign * other._weight
+        result.n_rows += sign * other.n_rows
+        result.weight += sign * other.weight
         result.x_sum += sign * x_sum
         result.z_sum += sign * z_sum
         result.products += sign * products
         result.squares += sign * squares
-        if result._weight <= 0:
+        if result.weight <= 0:
             raise IncompatibleMomentsError(
                 f"cannot remove these moments: rows labelled with {name!r} would remain without "
                 "weight; subtract only moments that were added"
@@ -215,9 +198,9 @@ class ColumnSums(Variable):
                 f"the variable {name!r} has the columns {self.names} on one side and "
                 f"{other.names} on the other; accumulate both from the same columns"
             )
-        if sign < 0 and other._n_rows > self._n_rows:
+        if sign < 0 and other.n_rows > self.n_rows:
             raise IncompatibleMomentsError(
-                f"cannot remove {other._n_rows} rows labelled with {name!r} from {self._n_rows}; "
+                f"cannot remove {other.n_rows} rows labelled with {name!r} from {self.n_rows}; "
                 "subtract only moments that were added"
             )
 
@@ -227,37 +210,24 @@ class ColumnSums(Variable):
         # becomes the value of the column, because rounding errors of sums about a distant point
         # would hide that the column is constant.
         squares = np.einsum("ii->i", before.squares)
-        rounding = EPS64 * (64 + 8 * before._n_rows**0.5) * squares
-        squares_of_mean = self.z_sum**2 / self._weight
+        rounding = EPS64 * (64 + 8 * before.n_rows**0.5) * squares
+        squares_of_mean = self.z_sum**2 / self.weight
         constant = np.flatnonzero(np.einsum("ii->i", self.squares) - squares_of_mean <= rounding)
-        self.reference[constant] += self.z_sum[constant] / self._weight
+        self.reference[constant] += self.z_sum[constant] / self.weight
         self.z_sum[constant] = 0.0
         self.products[constant] = 0.0
         self.squares[constant, :] = 0.0
         self.squares[:, constant] = 0.0
 
-    def depends_on_label(
-        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
-    ) -> NDArray[np.bool_]:
-        scale = np.sqrt(np.maximum(np.diag(self.squares), 0.0) * self._weight)[:, None]
-        difference = np.abs(
-            self.products[:, features] - np.outer(self.z_sum, mean_deviation[features])
-        )
-        return np.asarray((difference > scale * rounding[features]).any(axis=0))
-
     def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
-        self.x_sum[features] = self._weight * mean_deviation[features]
+        self.x_sum[features] = self.weight * mean_deviation[features]
         self.products[:, features] = np.outer(self.z_sum, mean_deviation[features])
 
     # -- reading ---------------------------------------------------------------------------
 
     @property
-    def n_rows(self) -> int:
-        return self._n_rows
-
-    @property
-    def weight(self) -> float:
-        return self._weight
+    def n_columns(self) -> int:
+        return len(self.names)
 
     @property
     def unnamed(self) -> bool:
@@ -274,37 +244,37 @@ class ColumnSums(Variable):
     def cross_covariance(self, ddof: float, name: object) -> Float:
         """Return Cov(x, z) over the labelled rows, (d, k)."""
         # It is (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w.
-        divisor = denominator(self._weight, ddof, name)
-        columns = self.products - np.outer(self.z_sum / self._weight, self.x_sum)
+        divisor = denominator(self.weight, ddof, name)
+        columns = self.products - np.outer(self.z_sum / self.weight, self.x_sum)
         return np.asarray(columns.T / divisor)
 
     def mean(self) -> Float:
         """Return the mean of z over the labelled rows, (k,)."""
-        return np.asarray(self.reference + self.z_sum / self._weight)
+        return np.asarray(self.reference + self.z_sum / self.weight)
 
     def variance(self) -> Float:
         """Return Cov(z, z), (k, k), with ddof = 0."""
-        mean = self.z_sum / self._weight
-        return np.asarray(self.squares / self._weight - np.outer(mean, mean))
+        mean = self.z_sum / self.weight
+        return np.asarray(self.squares / self.weight - np.outer(mean, mean))
 
     def span(self) -> Float:
         """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0."""
         # Each row is the covariance of x with a column of z, divided by the standard deviation of
         # the column. Constant columns have no row.
-        if self._weight == 0:
+        if self.weight == 0:
             return np.zeros((0, self.width))
         return spans.column_span(
-            self.products, self.z_sum, self.x_sum, self.squares, self.reference, self._weight
+            self.products, self.z_sum, self.x_sum, self.squares, self.reference, self.weight
         )
 
     def deviations(self) -> Float:
         """Return the standard deviations of z, (k,), ddof = 0; exactly 0 for constant columns."""
-        return spans.column_deviations(self.z_sum, self.squares, self.reference, self._weight)
+        return spans.column_deviations(self.z_sum, self.squares, self.reference, self.weight)
 
     # -- storing ---------------------------------------------------------------------------
 
     def tensors(self) -> Tensors:
-        counts, weight = np.array([self._n_rows], np.int64), np.array([self._weight])
+        counts, weight = np.array([self.n_rows], np.int64), np.array([self.weight])
         sums = (self.reference, self.x_sum, self.z_sum, self.products, self.squares)
         return dict(zip(self.TENSORS, (counts, weight, *sums), strict=True))
 

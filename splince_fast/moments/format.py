@@ -46,13 +46,14 @@ from splince_fast._runtime.files import (
 from splince_fast._runtime.rows import check_values
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import names_from_json, names_to_json
-from splince_fast.moments.accumulator import KINDS, Accumulator
+from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.block import Block
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.split import Part, Split, accumulator_of
 from splince_fast.moments.state import EPS32, EPS64, Diagonal, Scatter, State
+from splince_fast.moments.variable import KINDS
 
 # Version number of the file format: raise it with every change that an older reader misreads.
 FORMAT = 1

@@ -114,8 +114,8 @@ class LabelTable:
         for i, first in enumerate(features):
             for second in features[:i]:
                 block = _products(first, second, weight)
-                added[np.ix_(first[0], second[0])] = block
-                added[np.ix_(second[0], first[0])] = block.T
+                added[first[0][:, None], second[0]] = block
+                added[second[0][:, None], first[0]] = block.T
         return table, added
 
     def reorder(self, name: VariableName, old: ClassSums, new: ClassSums) -> None:

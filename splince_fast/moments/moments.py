@@ -27,6 +27,7 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.class_sums import check_ddof
 from splince_fast.moments.format import FORMAT, from_tensors, to_tensors
 from splince_fast.moments.inputs import read_update
 from splince_fast.moments.parameters import Parameters
@@ -35,7 +36,6 @@ from splince_fast.moments.snapshot import Factored, Snapshot, snapshot_of
 from splince_fast.moments.split import Part, Split, accumulator_of
 from splince_fast.moments.state import State
 from splince_fast.moments.stream import accumulate
-from splince_fast.moments.variable import check_ddof
 
 Float = NDArray[np.float64]
 

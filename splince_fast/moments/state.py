@@ -105,8 +105,8 @@ class Scatter:
             blas_kernels.syrk_f32_out(shifted, product)
         elif shifted is not None:
             changes.append(Call(blas_kernels.syrk_f64_into, shifted, self.matrix))
-        residual = sums.total / sums.weight_sum
-        vectors = np.stack([difference, residual])
+        vectors = np.empty((2, len(difference)))
+        vectors[0], vectors[1] = difference, sums.total / sums.weight_sum
         coefficients = np.array([coefficient, -sums.weight_sum])
         changes.append(ScatterAddition(self.matrix, product, 1.0, vectors, coefficients))
         if product is not None and product.dtype == np.float32:

@@ -19,7 +19,7 @@ import splince_fast as sf
 from splince_fast import FileFormatError, InputError, Moments, sources
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import files
-from splince_fast.moments import accumulator, buffer
+from splince_fast.moments import accumulator
 from splince_fast.moments import moments as moments_module
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no POSIX signals")
@@ -192,30 +192,6 @@ def test_a_checkpoint_with_another_place_is_refused(tmp_path: Path, stream: Any)
         Moments.from_blocks(source, checkpoint=path)
 
 
-# --- folds ---------------------------------------------------------------------------------------
-
-
-def test_folds_hold_the_same_bits_whatever_the_size_of_blocks(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(3000, 5)).astype(np.float32)
-    labels = {"z": rng.integers(0, 5, 3000), "y": rng.normal(size=3000), "g": np.arange(3000) // 9}
-    weight = rng.choice([0.0, 1.0, 2.0], 3000)
-
-    def folds(size: int, **more: Any) -> list[Any]:
-        source = sources.from_arrays(X, labels, sample_weight=weight, block_rows=size)
-        return [state_bytes(m) for m in
-                Moments.from_blocks(source, folds=3, block_rows=64, **more)]  # fmt: skip
-
-    for groups in (None, "g"):
-        expected = folds(4096, groups=groups)
-        assert folds(37, groups=groups) == expected
-        assert folds(129, groups=groups, checkpoint=tmp_path / f"{groups}") == expected
-        assert folds(129, groups=groups, checkpoint=tmp_path / f"{groups}") == expected
-    folds_of_two = Moments.from_blocks([(X, labels)], folds=2)
-    assert abs(folds_of_two[0].n_rows - 1500) < 6 * 3000**0.5 / 2
-    check(folds_of_two.total, Rows.of(X, labels))
-
-
 # --- storing -------------------------------------------------------------------------------------
 
 
@@ -328,34 +304,6 @@ print(os.waitpid(child, 0)[1])
 def test_a_fork_waits_for_what_another_thread_imports(tmp_path: Path) -> None:
     """Kernels are imported when they are first needed; the lock of an import has no other end."""
     assert script(IMPORTING, str(tmp_path)) == "0\n"
-
-
-def test_what_an_append_that_failed_has_written_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Codes and weights of rows that were not added lie where the next rows come to lie."""
-    X = normal(12, 3)
-    first = {"z": ["a", "b"] * 3}
-    weights = np.arange(1.0, 7.0)
-    expected = Moments().update(X[:6], first, sample_weight=weights).update(X[6:])
-    moments = Moments().update(X[:6], first, sample_weight=weights)
-
-    class NoMemory:  # for the column of a variable that is new
-        def __getattr__(self, name: str) -> Any:
-            if name == "full":
-                raise MemoryError
-            return getattr(np, name)
-
-    more = {"z": ["b"] * 6, "new": np.linspace(0, 1, 6)}
-    with monkeypatch.context() as patch:
-        patch.setattr(buffer, "np", NoMemory())
-        with pytest.raises(MemoryError):
-            moments.update(X[6:], more, sample_weight=np.full(6, 7.0))
-    moments.update(X[6:])
-    assert moments.class_counts("z") == expected.class_counts("z") == {"a": 3, "b": 3}
-    assert moments.weight == expected.weight == 27.0
-    assert list(moments.variables) == ["z"]
-    np.testing.assert_array_equal(moments.covariance(), expected.covariance())
 
 
 # Parameters of moments with blocks of 8 rows, numbers of rows of two updates, and offset of the

@@ -12,20 +12,20 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from entangled import normal
+from entangled import drawn, gap, normal
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from naive_model import (
     LAYOUTS,
     TWO_VALUED,
+    U64,
     Rows,
     Table,
     block_sizes,
@@ -43,6 +43,7 @@ from naive_model import (
     two_valued,
 )
 
+import splince_fast as sf
 from splince_fast import (
     FileFormatError,
     IncompatibleMomentsError,
@@ -60,6 +61,7 @@ from splince_fast._runtime.rows import check_values
 from splince_fast.moments import accumulator, buffer, class_sums, column_sums, label_table
 from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module
+from splince_fast.moments.column_sums import ColumnSums
 
 Float = np.ndarray[Any, Any]
 
@@ -522,21 +524,6 @@ def test_the_input_is_left_alone_and_not_kept() -> None:
         np.testing.assert_array_equal(array, copied)
         array[...] = 99
     check(moments, model)
-
-
-def test_objects_lists_and_frames() -> None:
-    X = np.round(normal(8, 3), 2)
-    forms: list[Any] = [X.tolist(), X.astype(object), [tuple(row) for row in X.tolist()]]
-    if find_spec("pandas"):
-        import pandas  # type: ignore[import-untyped]
-
-        forms += [pandas.DataFrame(X), pandas.DataFrame(X).convert_dtypes()]
-    if find_spec("polars"):
-        import polars
-
-        forms.append(polars.DataFrame(X))
-    for form in forms:
-        check(Moments().update(form), Rows.of(X))
 
 
 def test_bfloat16_of_ml_dtypes() -> None:
@@ -1010,22 +997,24 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("weight", [None, 7.0])
 @pytest.mark.parametrize("case", FAULTS)
 def test_memory_that_runs_out_leaves_the_state_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, case: str, dtype: Any
+    monkeypatch: pytest.MonkeyPatch, case: str, weight: float | None, dtype: Any
 ) -> None:
     """Every allocation of an update of at most one block fails in turn."""
     size, n_before, n = FAULTS[case]
     first, second = labelled(n_before, 1, dtype), labelled(n, 2, dtype)
     second[1]["new"] = ["u"] * n
     second[1]["z"] = np.full(n, 9)
-    model = Rows.of(*first) + Rows.of(*second)
+    weights = None if weight is None else np.full(n, weight)
+    model = Rows.of(*first) + Rows.of(*second, weights)
     current = [Moments(block_rows=size).update(*first)]
-    for at in faults(monkeypatch, lambda: current[0].update(*second)):
+    before = state_bytes(current[0])
+    for at in faults(monkeypatch, lambda: current[0].update(*second, sample_weight=weights)):
         moments = current[0]
-        # It may know names of classes that have no rows yet; every number is as before.
-        assert moments.n_rows == n_before, f"allocation {at}"
-        check(moments, Rows.of(*first))
+        assert state_bytes(moments) == before, f"allocation {at}"
+        # Codes and weights that were written beyond the buffered rows are overwritten.
         other = labelled(4, 3)
         check(moments.update(*other), Rows.of(*first) + Rows.of(*other))
         current[:] = [Moments(block_rows=size).update(*first)]
@@ -1200,3 +1189,120 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     checkpoint.write_bytes(kept[:-3])
     with pytest.raises(FileFormatError):
         Moments.from_blocks(blocks_of(), checkpoint=checkpoint)
+
+
+# --- many label columns, such as indicators -------------------------------------------------------
+
+N, D, K = 1300, 40, 12
+INDICATORS = ("every row", "rows of zeros", "missing rows")
+
+
+def indicators(case: str, n: int = N, k: int = K) -> Float:
+    """Indicators of classes, of which the last has no rows and the first has many."""
+    rng = np.random.default_rng(5)
+    codes = rng.integers(0, k - 1, n) * rng.integers(0, 2, n)
+    Z: Float = np.eye(k)[codes]
+    if case == "rows of zeros":  # a first dummy that was dropped
+        Z[:, 0] = 0.0
+    if case == "missing rows":
+        Z[::7] = np.nan
+    return Z
+
+
+@pytest.mark.parametrize("case", INDICATORS)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_indicators_equal_two_passes_over_the_rows(case: str, weighted: bool, dtype: Any) -> None:
+    """Columns of indicators, of float32 rows too, keep the digits that class codes keep."""
+    Z, X = indicators(case), normal(N, D, dtype, seed=1)
+    weight = np.random.default_rng(3).random(N) + 0.2 if weighted else None
+    given = [tuple(map(float, row)) if not np.isnan(row[0]) else None for row in Z]
+    w = np.ones(N) if weight is None else weight
+    rows = Rows(X.astype(np.float64), w, {"z": given}, narrow=dtype is np.float32)
+    moments = Moments(block_rows=300).update(X, {"z": Z}, sample_weight=weight)
+    check(moments, rows)
+    first, second = (
+        Moments(block_rows=300).update(
+            X[cut], {"z": Z[cut]}, sample_weight=None if weight is None else weight[cut]
+        )
+        for cut in (slice(801), slice(801, None))
+    )
+    check(first + second, rows)
+    check(moments - second, rows.take(slice(801)), rows)
+
+
+def test_constant_columns_have_no_deviation() -> None:
+    Z = np.zeros((N, K))
+    Z[:, 4] = 1.0
+    weight = np.random.default_rng(0).random(N) + 1e-3
+    X = normal(N, D, seed=1).astype(np.float32)
+    moments = Moments().update(X[:700], {"z": Z[:700]}, sample_weight=weight[:700])
+    moments.update(X[700:], {"z": Z[700:]}, sample_weight=weight[700:])
+    assert moments.mean.shape == (D,)  # merges the rows that wait
+    sums = cast(ColumnSums, moments._accumulator.variables["z"])
+    for name in ("z_sum", "squares", "products"):
+        assert (getattr(sums, name) == 0.0).all(), name
+    assert (sums.deviations() == 0.0).all()
+
+
+def test_a_stretch_of_missing_labels_fills_a_block(tmp_path: Path) -> None:
+    X, Z = normal(90, 5), np.eye(9)[np.arange(90) % 9]
+    Z[30:60] = np.nan
+    moments = Moments(block_rows=30).update(X, {"z": Z})
+    given = [None if np.isnan(row[0]) else tuple(map(float, row)) for row in Z]
+    check(moments, Rows(X, np.ones(90), {"z": given}))
+    moments.save(tmp_path / "m.safetensors")
+    assert state_bytes(Moments.load(tmp_path / "m.safetensors")) == state_bytes(moments)
+
+
+def test_erasers_are_those_of_class_codes() -> None:
+    Z, X = indicators("every row"), normal(N, D, seed=1)
+    codes = Z.argmax(axis=1)
+    X[:, 0] += codes
+    by_columns = sf.leace(Moments().update(X, {"z": Z}), erase="z").matrix()
+    by_codes = sf.leace(Moments().update(X, {"z": codes}), erase="z").matrix()
+    # Both solve the same problem of condition below 1e3.
+    assert np.abs(by_columns - by_codes).max() <= 1e3 * 8 * N * U64
+    assert np.abs(by_codes - np.eye(D)).max() > 0.1
+
+
+# --- numbers at the edge --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exponent", [-150, -100, 100, 140])
+def test_scales_near_the_ends_of_float64(exponent: int) -> None:
+    """Either the eraser of the same data in other units, or an error that says so."""
+    X, z, y = drawn(200, 4)
+    expected = sf.splince(Moments().update(X, {"z": z, "y": y}), erase="z", keep="y")
+    moments = Moments().update(X * 10.0**exponent, {"z": z, "y": y})
+    P = sf.splince(moments, erase="z", keep="y")
+    assert P.rank == expected.rank
+    np.testing.assert_allclose(P.matrix(), expected.matrix(), atol=1e-9)
+
+
+def test_half_precision_leaves_its_own_rounding() -> None:
+    """The result is rounded to the dtype of the rows: its residue is of that size."""
+    X, z, _ = drawn(2000)
+    P = sf.leace(Moments().update(X, {"z": z}), erase="z")
+    size = np.abs(X).max()
+    for dtype in (np.float16, np.float32, np.float64):
+        rounded = P(X.astype(dtype)).astype(np.float64)
+        # Rounding of the rows and of the result, each at most half an ulp of the largest entry.
+        assert gap(rounded, z) < 4 * np.linalg.norm(P.matrix(), 2) * size * np.finfo(dtype).eps
+    assert gap(P(X.astype(np.float16)).astype(np.float64), z) > 1e-7, "float16 shows none at all"
+
+
+def test_negative_zero_is_zero() -> None:
+    X, z, _ = drawn(60, 3)
+    X[::3, 1] = 0.0
+    negative = X.copy()
+    negative[::3, 1] = -0.0
+    a, b = (Moments().update(x, {"z": z}) for x in (X, negative))
+    np.testing.assert_array_equal(a.covariance(), b.covariance())
+    np.testing.assert_array_equal(sf.leace(a, erase="z").matrix(), sf.leace(b, erase="z").matrix())
+    scores = Moments().update(X, {"s": np.where(z, 0.0, -0.0)})
+    with pytest.raises(sf.ConstantVariableError):
+        sf.leace(scores, erase="s")
+    assert Moments(kinds={"s": "classes"}).update(X, {"s": np.where(z, 0.0, -0.0)}).classes(
+        "s"
+    ) == (0,)
