@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_model import interrupt_reductions, state_bytes
+from naive_model import REDUCTION, interrupt_reductions, state_bytes
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -122,6 +122,28 @@ def test_too_many_classes_change_no_part(name: str) -> None:
     assert bits(state) == before
     few = np.where(fold_of(N, 2) == 1, (np.arange(N) % 60).astype(str), "a")
     assert state.update(X, {**labels, "z": few}).n_rows == 2 * N  # control
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize("call", [1, 2, 9])
+def test_a_reduction_that_fails_changes_no_part(
+    monkeypatch: pytest.MonkeyPatch, name: str, call: int
+) -> None:
+    X, labels = data(dtype=np.float32)
+    state = SPLITS[name](block_rows=16).update(X, labels)
+    before, original, calls = bits(state), getattr(*REDUCTION), list[int]()
+
+    def failing(*arguments: Any) -> None:
+        calls.append(len(calls) + 1)
+        if calls[-1] == call:
+            raise MemoryError
+        original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*REDUCTION, failing)
+        with pytest.raises(MemoryError):
+            state.update(X, labels)
+    assert bits(state) == before
 
 
 @pytest.mark.parametrize("name", SPLITS)
