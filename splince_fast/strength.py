@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from splince_fast.exceptions import ConstantVariableError, InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.moments.variable import Variable
 from splince_fast.report import as_html, as_text, shortened
@@ -240,15 +239,14 @@ def _canonical_correlations(
     if isinstance(variable, ClassSums):
         rank_z = cross.shape[1] - 1
     else:
-        columns = cast(ColumnSums, variable)
-        covariance = np.asfortranarray(columns.variance())
-        variance, squares = np.diag(covariance), np.diag(columns.squares) / columns.weight
-        varies, rows = columns.deviations() > 0.0, columns.n_rows
+        covariance = np.asfortranarray(variable.variance())
+        variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
+        varies, rows = variable.deviations() > 0.0, variable.n_rows
         # The rounding error of the covariance scales with the squares about the reference point,
         # which can be larger than the variances.
         cancellation = float(np.max(squares[varies] / variance[varies]))
         tolerance = tolerances.eigenvalue_of_columns(len(variance), rows, cancellation)
-        floor = tolerances.CONSTANT * (np.abs(columns.reference) + np.sqrt(squares))
+        floor = tolerances.CONSTANT * (np.abs(variable.reference) + np.sqrt(squares))
         factor = factors.dense(covariance, 1.0, floor, max_rank=rows - 1, tolerance=tolerance)
         whitened = factor.whiten(np.ascontiguousarray(whitened.T))
         rank_z = min(factor.rank, rows - 1)

@@ -245,7 +245,7 @@ typedef struct {
     Index n, width, variables, classes, columns, part;
     char *rows;
     Index *index, *codes, *order, *cell;
-    double *weight, *shift, *offset, *values, *y, *rotations;
+    double *weight, *shift, *values, *y, *rotations;
     Index n_rotations;
     char sizes[128];
 } Data;
@@ -269,7 +269,6 @@ static Data random_data(int dtype, Index n, Index width, Index part) {
     }
     d.weight = pick(0, 1) ? random_array(n, 0.1, 3) : NULL;
     d.shift = random_array(width, centre - 1, centre + 1);
-    d.offset = random_array(width, -1, 1);
     d.codes = NEW(Index, d.variables * n);
     for (Index k = 0; k < d.variables * n; k++) d.codes[k] = pick(-1, d.classes - 1);
     d.order = NEW(Index, n), d.cell = NEW(Index, n);
@@ -291,50 +290,50 @@ static Data random_data(int dtype, Index n, Index width, Index part) {
     return d;
 }
 
-/* found_j = sum_i factor_i (y_ij + offset_j), or factor_i y_ij^2, over rows first..last. */
+/* found_j = sum_i factor_i y_ij, or factor_i y_ij^2, over rows first..last. */
 static void check_sums(const char *name, const double *actual, const Data *d, Index first,
-                       Index last, const double *factor, const double *offset, int squared) {
+                       Index last, const double *factor, int squared) {
     for (Index j = 0; j < d->width; j++) {
         double sum = 0, size = 0;
         for (Index i = first; i < last; i++) {
-            const double y = d->y[i * d->width + j], about = offset ? offset[j] : 0;
-            sum += factor[i] * (squared ? y * y : y + about);
-            size += fabs(factor[i]) * (squared ? y * y : fabs(y) + fabs(about));
+            const double y = d->y[i * d->width + j];
+            sum += factor[i] * (squared ? y * y : y);
+            size += fabs(factor[i]) * (squared ? y * y : fabs(y));
         }
         check_near(name, j, actual[j], sum, (double)(2 * (last - first) + 32) * EPS * size);
     }
 }
 
-static void check_labelled(const Data *d, Index first, Index last, const double *offset,
-                           const double *total, const double *class_sums, const double *products) {
+static void check_labelled(const Data *d, Index first, Index last, const double *sums) {
+    const double *const class_sums = sums + CLASS_ROWS * d->width;
+    const double *const products = class_sums + d->classes * d->width;
     double *factor = NEW(double, d->n);
     for (Index i = 0; i < d->n; i++) factor[i] = d->weight ? d->weight[i] : 1;
-    check_sums("total", total, d, first, last, factor, NULL, 0);
+    check_sums("total", sums + TOTAL_ROW * d->width, d, first, last, factor, 0);
     for (Index c = 0; c < d->classes; c++) {
         for (Index i = 0; i < d->n; i++) {
             factor[i] = 0;
             for (Index v = 0; v < d->variables; v++)
                 if (d->codes[v * d->n + i] == c) factor[i] += d->weight ? d->weight[i] : 1;
         }
-        check_sums("class_sums", class_sums + c * d->width, d, first, last, factor, offset, 0);
+        check_sums("class_sums", class_sums + c * d->width, d, first, last, factor, 0);
     }
     for (Index q = 0; q < d->columns; q++)
-        check_sums("products", products + q * d->width, d, first, last, d->values + q * d->n,
-                   offset, 0);
+        check_sums("products", products + q * d->width, d, first, last, d->values + q * d->n, 0);
 }
 
 /* --- moments --------------------------------------------------------------------------------- */
 
 /* Its peaks would exceed those of its rows, were they not overwritten. */
 static Block block_of(const Data *d) {
-    return (Block){d->rows, d->width, d->n, d->index, d->weight, d->shift, d->offset, d->codes,
+    return (Block){d->rows, d->width, d->n, d->index, d->weight, d->shift, d->codes,
                    d->order, d->cell, d->variables, d->classes, d->part, d->values, d->columns,
                    d->rotations, d->n_rotations,
-                   random_array((2 + d->classes + d->columns) * d->width, 1e3, 1e4)};
+                   random_array((CLASS_ROWS + d->classes + d->columns) * d->width, 1e3, 1e4)};
 }
 
 static void check_same_sums(const Block *a, const Block *b) {
-    const Index n_sums = 2 + a->classes + a->columns;
+    const Index n_sums = CLASS_ROWS + a->classes + a->columns;
     check_bits("sums", a->sums, b->sums, n_sums * a->width * (Index)sizeof(double));
 }
 
@@ -365,13 +364,12 @@ static void check_centred(const Level *level, const Data *d, const Block *expect
     for (Index j = 0; j < width; j++) {
         double peak = 0;
         for (Index i = 0; i < n; i++) peak = fmax(peak, fabs(d->y[i * width + j]));
-        check_near("peak", j, expected->sums[width + j], peak, 0);
+        check_near("peak", j, expected->sums[PEAK_ROW * width + j], peak, 0);
     }
     for (Index k = 0; k < padded * width; k++)
         check_near("out", k, get(out + k * size, d->dtype), rotated[k],
                    8 * (EPS + epsilon[d->dtype]) * terms[k]);
-    check_labelled(d, 0, n, d->offset, expected->sums, expected->sums + 2 * width,
-                   expected->sums + (2 + d->classes) * width);
+    check_labelled(d, 0, n, expected->sums);
     level->centre_columns[d->dtype](&striped, same, 0, cut, cell_sum);
     level->centre_columns[d->dtype](&striped, same, cut, width, cell_sum);
     check_same_sums(&striped, expected);
@@ -690,7 +688,7 @@ static void check_squares(const Level *level, int dtype, Index n, Index width) {
 static void check_block_sums(const Level *level, int dtype, Index n, Index width) {
     const Data d = random_data(dtype, n, width, pick(0, 1) ? pick(1, n) : n);
     const Index task = 16 * pick(1, 6), pitch = width + pick(0, 9);
-    const Index segments = (n + d.part - 1) / d.part, n_sums = 2 + d.classes + d.columns;
+    const Index segments = (n + d.part - 1) / d.part, n_sums = CLASS_ROWS + d.classes + d.columns;
     const Index numbers = segments * n_sums * width;
     double *factor = NEW(double, n);
     const Block block = block_of(&d);
@@ -708,9 +706,8 @@ static void check_block_sums(const Level *level, int dtype, Index n, Index width
     for (Index g = 0; g < segments; g++) {
         const Index first = g * d.part, last = n - first < d.part ? n : first + d.part;
         const double *sums = runs[0].sums + g * n_sums * width;
-        check_sums("squares", sums + width, &d, first, last, factor, NULL, 1);
-        check_labelled(&d, first, last, NULL, sums, sums + 2 * width,
-                       sums + (2 + d.classes) * width);
+        check_sums("squares", sums + SQUARES_ROW * width, &d, first, last, factor, 1);
+        check_labelled(&d, first, last, sums);
     }
     release();
 }

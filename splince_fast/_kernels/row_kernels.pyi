@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,16 @@ class Block:
     n: int
     cells: Codes
     sums: Float
+    total: Float
+    squares: Float
+    class_sums: Float
+    products: Float
     def __init__(
         self,
         rows: NDArray[Any],
         index: Codes | None,
         weight: Float | None,
         shift: Float,
-        offset: Float | None,
         codes: Codes,
         n_codes: int,
         values: Float,
@@ -60,30 +64,44 @@ def sum_block(
     work: Float,
     counter: NDArray[np.int64],
 ) -> None: ...
-def add_lower(
-    scatter: Float,
-    product: NDArray[Any],
-    sign: float,
-    vectors: Float,
-    coefficients: Float,
-    first: int,
-    last: int,
-) -> None: ...
 def reference_is_far(
     reference: Float,
     deviation: Float,
     weight: float,
     squares: Float,
-    sample_mean: Float,
-    sample_squares: Float,
-    sample_weight: float,
-    block_weight: float,
+    added_mean: Float,
+    added_squares: Float,
+    added_weight: float,
     max_distance: float,
     roundings: float,
 ) -> bool: ...
 def count_classes(
     labels: Codes, weight: Float | None, n_classes: int
 ) -> tuple[Codes, Codes, Codes, Float, int]: ...
+
+class Change: ...
+
+class Addition(Change):
+    def __init__(self, sums: Float, addend: Float, rows: Codes | None = None) -> None: ...
+
+class ScatterAddition(Change):
+    def __init__(
+        self,
+        scatter: Float,
+        product: NDArray[Any] | None,
+        sign: float,
+        vectors: Float,
+        coefficients: Float,
+    ) -> None: ...
+
+class Assignment(Change):
+    owner: object
+    def __init__(self, owner: object, attributes: dict[str, Any]) -> None: ...
+
+class Call(Change):
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None: ...
+
+def add(changes: list[Change]) -> None: ...
 
 class PackedFactors:
     def __init__(self, left: Float, right: Float, mean: Float, shift: Float) -> None: ...

@@ -24,7 +24,7 @@ ctypedef fused Real:
     double
 
 cdef extern from "csrc/kernels.h" nogil:
-    int GROUP
+    int GROUP, TOTAL_ROW, PEAK_ROW, SQUARES_ROW, CLASS_ROWS
     Index NO_MEMORY
     size_t LINE
     ctypedef struct CBlock "Block":
@@ -33,7 +33,6 @@ cdef extern from "csrc/kernels.h" nogil:
         const Index* index
         const double* weight
         const double* shift
-        const double* offset
         const Index* codes
         const Index* order
         const Index* cell
@@ -240,8 +239,6 @@ cdef class Block:
         Weights of the rows.
     shift : (d,) float64
         Point that is subtracted from the rows x_i: y_i = x_i - shift.
-    offset : (d,) float64, or None for `sum_block`
-        shift - reference, where `reference` is the reference point of the state.
     codes : (v, n) intp
         Class codes of v variables, indices of the class sums; -1 for a missing label.
     n_codes : int
@@ -261,36 +258,39 @@ cdef class Block:
         Order of the rows in which rows with equal codes are adjacent within each part, and the
         number of the cell of each row in this order. A cell consists of the rows of a part that
         have equal codes of all variables.
-    sums : (2 + n_codes + q, d) float64
-        Results of `centre_columns` and `reduce_chunks`; None without an offset.
+    sums : (CLASS_ROWS + n_codes + q, d) float64
+        Results of `centre_columns` and `reduce_chunks`.
+    total, squares : (d,) float64
+        Rows of `sums`: sum_i w_i y_i, and, if :func:`sum_block` filled them, sum_i w_i y_i^2.
+    class_sums, products : (n_codes, d), (q, d) float64
+        Rows of `sums`, for the classes and the label columns.
     """
 
     cdef CBlock c
     cdef int dtype
     cdef const Index[::1] index
-    cdef const double[::1] weight, shift, offset
+    cdef const double[::1] weight, shift
     cdef const Index[:, ::1] codes
     cdef const double[:, ::1] values
     cdef readonly object rows, cells, sums
 
     def __cinit__(
         self, rows, const Index[::1] index, const double[::1] weight,
-        const double[::1] shift not None, const double[::1] offset,
-        const Index[:, ::1] codes not None, Index n_codes, const double[:, ::1] values not None,
-        Index part_rows,
+        const double[::1] shift not None, const Index[:, ::1] codes not None, Index n_codes,
+        const double[:, ::1] values not None, Index part_rows,
     ):
         cdef CBlock* c = &self.c
         self.dtype = set_rows(c, rows, index, weight)
         if not (
-            shift.shape[0] == c.width and (offset is None or offset.shape[0] == c.width)
-            and codes.shape[1] == values.shape[1] == c.n and n_codes >= 0 and part_rows > 0
+            shift.shape[0] == c.width and codes.shape[1] == values.shape[1] == c.n
+            and n_codes >= 0 and part_rows > 0
         ):
             raise ValueError(
-                f"shift and offset have to be of shape ({c.width},), codes and values of shapes "
-                f"(v, {c.n}) and (q, {c.n}); n_codes has to be >= 0, and part_rows > 0"
+                f"shift has to be of shape ({c.width},), codes and values of shapes (v, {c.n}) and "
+                f"(q, {c.n}); n_codes has to be >= 0, and part_rows > 0"
             )
         self.rows, self.index, self.weight = rows, index, weight
-        self.shift, self.offset, self.codes, self.values = shift, offset, codes, values
+        self.shift, self.codes, self.values = shift, codes, values
         self.cells = np.empty((2, c.n), np.intp)
         cdef Index[:, ::1] cells = self.cells
         c.variables, c.classes, c.part_rows = codes.shape[0], n_codes, part_rows
@@ -303,14 +303,29 @@ cdef class Block:
         with nogil:
             sort_by_cell(c.codes, c.variables, c.n, n_codes, part_rows, &cells[0, 0], &cells[1, 0],
                          &positions[0])
-        cdef double[:, ::1] sums
-        if offset is not None:
-            sums = self.sums = np.empty((2 + n_codes + c.columns, c.width))
-            c.offset, c.sums = &offset[0], &sums[0, 0]
+        self.sums = np.empty((CLASS_ROWS + n_codes + c.columns, c.width))
+        cdef double[:, ::1] sums = self.sums
+        c.sums = &sums[0, 0]
 
     @property
     def n(self):
         return self.c.n
+
+    @property
+    def total(self):
+        return self.sums[TOTAL_ROW]
+
+    @property
+    def squares(self):
+        return self.sums[SQUARES_ROW]
+
+    @property
+    def class_sums(self):
+        return self.sums[CLASS_ROWS : CLASS_ROWS + self.c.classes]
+
+    @property
+    def products(self):
+        return self.sums[CLASS_ROWS + self.c.classes :]
 
     def check_sums(self, const double[::1] sample_squares not None, double weight_sum,
                    double min_weight, double max_weight, double excess):
@@ -323,7 +338,7 @@ cdef class Block:
         weight_sum, min_weight, max_weight : float
             Sum, minimum and maximum of the weights.
         excess : float
-            The shift counts as far if sums[0]^2 exceeds `excess` times `weight_sum` times the sum
+            The shift counts as far if total^2 exceeds `excess` times `weight_sum` times the sum
             of squares about the mean, in any column.
 
         Returns
@@ -339,10 +354,11 @@ cdef class Block:
         cdef Index j
         cdef double largest = 0.0, total, peak, magnitude, square, least_deviation
         cdef bint suspect = False, far = False, needs_float64 = False
-        if self.offset is None or sample_squares.shape[0] != c.width:
-            raise ValueError(f"offset is None, or sample_squares has not shape ({c.width},)")
+        if sample_squares.shape[0] != c.width:
+            raise ValueError(f"sample_squares has to be of shape ({c.width},)")
         for j in range(c.width):
-            total, peak = fabs(c.sums[j]), c.sums[c.width + j]
+            total = fabs(c.sums[TOTAL_ROW * c.width + j])
+            peak = c.sums[PEAK_ROW * c.width + j]
             magnitude, square = fabs(c.shift[j]) + peak, total * total
             largest += magnitude * magnitude
             suspect |= not isfinite(total)
@@ -359,8 +375,8 @@ cdef class Block:
     cdef CBlock with_rotations(self, const double[:, ::1] rotations) except *:
         """Return the C struct of the block and `rotations`, an argument of the centring kernels."""
         cdef CBlock c = self.c
-        if self.offset is None or rotations.shape[0] < 1 or rotations.shape[1] != 2:
-            raise ValueError("the offset has to be an array, and rotations of shape (t, 2), t > 0")
+        if rotations.shape[0] < 1 or rotations.shape[1] != 2:
+            raise ValueError("rotations has to be of shape (t, 2), t > 0")
         if c.part_rows % GROUP:
             raise ValueError(f"part_rows has to be a multiple of {GROUP}")
         c.rotations, c.n_rotations = &rotations[0, 0], rotations.shape[0]
@@ -407,10 +423,10 @@ def centre_columns(Block block not None, const double[:, ::1] rotations not None
                    Index last):
     """Compute the sums and the centred rows of a block for columns first..last, in one pass.
 
-    Let i index rows and w_i be the weights, c a class code, q a label column and k = n_codes::
+    Let i index rows and w_i be the weights, c a class code and q a label column. The sums are::
 
-        sums[0] = sum_i w_i y_i       sums[2 + c]     = sum_{i: codes[., i] = c} w_i (y_i + offset)
-        sums[1] = max_i |y_i|         sums[2 + k + q] = sum_i values[q, i] (y_i + offset)
+        sum_i w_i y_i       sum_{i: codes[., i] = c} w_i y_i  for every c
+        max_i |y_i|         sum_i values[q, i] y_i            for every q
 
     The rows of `out` are sqrt(w_i) y_i, rotated in pairs: (a, b) becomes
     (a cos t + b sin t, b cos t - a sin t), with one angle t per pair. The rotations do not change
@@ -421,7 +437,7 @@ def centre_columns(Block block not None, const double[:, ::1] rotations not None
     Parameters
     ----------
     block : Block
-        Block with an offset, and with `part_rows` a multiple of 4.
+        Block with `part_rows` a multiple of 4.
     rotations : (t, 2) float64
         Cosines and sines of the angles.
     out : (n rounded up to a multiple of 4, d), dtype of the rows
@@ -500,10 +516,7 @@ def sum_block(
 ):
     """Compute the sums of each part of a block in one pass.
 
-    Let i index the rows of part g, c be a class code, q a label column and k = n_codes::
-
-        sums[g, 0] = sum_i w_i y_i        sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
-        sums[g, 1] = sum_i w_i y_i^2      sums[g, 2 + k + q] = sum_i values[q, i] y_i
+    The sums are those of `centre_columns`, with squares sum_i w_i y_i^2 in place of maxima.
 
     Any number of threads may call the function at the same time with the same arguments; the calls
     share the tasks. The result does not depend on the number of threads.
@@ -514,7 +527,7 @@ def sum_block(
         The rows and labels.
     task_columns : int
         Number of columns per task, a multiple of 16.
-    sums : (parts, 2 + k + q, d) float64
+    sums : (parts, CLASS_ROWS + n_codes + q, d) float64
         Output.
     work : (parts, 3, at least d) float64
         Work memory; fastest if rows begin at cache lines.
@@ -527,7 +540,7 @@ def sum_block(
     s.block, s.task_columns, s.work_stride = c, task_columns, work.shape[2]
     if not (
         task_columns > 0 and task_columns % 16 == 0 and sums.shape[2] == c.width
-        and sums.shape[1] == 2 + c.classes + c.columns and sums.shape[0] == work.shape[0] == parts
+        and sums.shape[1] == CLASS_ROWS + c.classes + c.columns and sums.shape[0] == work.shape[0] == parts
         and work.shape[1] == 3 and work.shape[2] >= c.width and counter.shape[0] == 1
     ):
         raise ValueError(
@@ -539,57 +552,15 @@ def sum_block(
         level.sum_block[block.dtype](&s, <AtomicInt64*>&counter[0])
 
 
-def add_lower(double[::1, :] scatter not None, const Real[::1, :] product not None, double sign,
-              const double[:, ::1] vectors not None, const double[::1] coefficients not None,
-              Index first, Index last):
-    """Add a product and two outer products to the lower triangle of `scatter`, in place.
-
-    scatter += sign * product + sum_k coefficients[k] vectors[k] vectors[k]^T. For every column t in
-    first..last, column d - 1 - t is processed too, so that equal ranges of 0..(d + 1) // 2 take
-    equal time.
-
-    Parameters
-    ----------
-    scatter : (d, d) float64, Fortran-ordered
-        Matrix to change.
-    product : (m, m) float32 or float64, Fortran-ordered, m >= d
-        Product to add; an array of shape (0, 0) for none.
-    sign : float
-        Coefficient of the product.
-    vectors, coefficients : (2, d), (2,) float64
-        Vectors of the outer products, with coefficients.
-    first, last : int
-        Range of columns.
-    """
-    cdef Index d = scatter.shape[0], product_stride = product.shape[0]
-    if not (
-        d > 0 and scatter.shape[1] == vectors.shape[1] == d and product.shape[1] == product_stride
-        and (product_stride == 0 or product_stride >= d)
-        and vectors.shape[0] == coefficients.shape[0] == 2
-        and 0 <= first <= last <= (d + 1) // 2
-    ):
-        raise ValueError(
-            "scatter has to be of shape (d, d), product of shape (0, 0) or (m, m) with m >= d, "
-            "vectors of shape (2, d), coefficients of shape (2,), and 0 <= first <= last <= "
-            f"{(d + 1) // 2}"
-        )
-    cdef const void* added = &product[0, 0] if product_stride else NULL
-    with nogil:
-        level.add_lower[0 if Real is float else 1](
-            &scatter[0, 0], d, added, product_stride, sign, &vectors[0, 0], &coefficients[0],
-            first, last)
-
-
 def reference_is_far(
     const double[:] reference not None, const double[:] deviation not None, double weight,
-    const double[:] squares not None, const double[:] sample_mean not None,
-    const double[:] sample_squares not None, double sample_weight, double block_weight,
-    double max_distance, double roundings,
+    const double[:] squares not None, const double[:] added_mean not None,
+    const double[:] added_squares not None, double added_weight, double max_distance,
+    double roundings,
 ):
-    """Return whether merging a block would move the mean too far from the reference point.
+    """Return whether merging rows would move the mean too far from the reference point.
 
-    Too far means more than `max_distance` standard deviations in at least one feature. The mean and
-    the standard deviations after the merge are estimated from a sample of the block.
+    Too far means more than `max_distance` standard deviations in at least one feature.
 
     Parameters
     ----------
@@ -597,27 +568,25 @@ def reference_is_far(
         Reference point of the state.
     deviation, weight, squares : (d,) float64, float, (d,) float64
         Sums of the state before the merge: sum w (x - reference), sum w, and sum w (x - mean)^2.
-    sample_mean, sample_squares : (d,) float64
-        Mean of a sample of the block, and weighted sum of squares about this mean.
-    sample_weight, block_weight : float
-        Weight sums of the sample and of the block.
+    added_mean, added_squares, added_weight : (d,) float64, (d,) float64, float
+        Mean, sum of squares about the mean, and weight sum of the rows.
     max_distance : float
         Maximum distance in standard deviations.
     roundings : float
         Distances up to this value times |reference| count as rounding error.
     """
     cdef Index d = reference.shape[0], j
-    cdef double total_weight = weight + block_weight
-    cdef double sample_offset, drift, difference, merged_squares
-    if not (d == deviation.shape[0] == squares.shape[0] == sample_mean.shape[0]
-            == sample_squares.shape[0]):
-        raise ValueError(f"the sums of the state and the sample have to be of shape ({d},)")
+    cdef double total_weight = weight + added_weight
+    cdef double offset, drift, difference, merged_squares
+    if not (d == deviation.shape[0] == squares.shape[0] == added_mean.shape[0]
+            == added_squares.shape[0]):
+        raise ValueError(f"the sums of the state and of the rows have to be of shape ({d},)")
     for j in range(d):
-        sample_offset = sample_mean[j] - reference[j]
-        drift = (deviation[j] + block_weight * sample_offset) / total_weight
-        difference = sample_offset - deviation[j] / weight
-        merged_squares = squares[j] + sample_squares[j] * (block_weight / sample_weight)
-        merged_squares += weight * block_weight / total_weight * difference * difference
+        offset = added_mean[j] - reference[j]
+        drift = (deviation[j] + added_weight * offset) / total_weight
+        difference = offset - deviation[j] / weight
+        merged_squares = squares[j] + added_squares[j]
+        merged_squares += weight * added_weight / total_weight * difference * difference
         if (fabs(drift) > roundings * fabs(reference[j])
                 and drift * drift * total_weight > max_distance * max_distance * merged_squares):
             return True
@@ -670,6 +639,158 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
                 out[2, class_number[c]] += 1
                 weight_sums[class_number[c]] += 1.0 if weight is None else weight[i]
     return out_a[0], out_a[1, :n_present], out_a[2, :n_present], weights[:n_present], k
+
+
+# --- changes of a state ----------------------------------------------------------------------------
+
+
+cdef class Change:
+    """A prepared change of a state. What can fail has been done when it is made."""
+
+    cdef int apply(self) except -1:
+        raise NotImplementedError
+
+
+cdef class Addition(Change):
+    """sums[rows] += addend.
+
+    Parameters
+    ----------
+    sums : (k, d) float64
+    addend : (m, d) float64
+    rows : (m,) intp from 0 to k - 1, or None for all m = k rows
+        Distinct row numbers.
+    """
+
+    cdef double[:, ::1] sums
+    cdef const double[:, ::1] addend
+    cdef const Index[::1] rows
+
+    def __init__(self, double[:, ::1] sums not None, const double[:, ::1] addend not None,
+                 const Index[::1] rows=None):
+        cdef Index m = sums.shape[0] if rows is None else rows.shape[0]
+        if addend.shape[0] != m or addend.shape[1] != sums.shape[1]:
+            raise ValueError(f"addend has to be of shape {m, sums.shape[1]}")
+        if rows is not None and m and not all_in_range(&rows[0], m, 0, sums.shape[0]):
+            raise ValueError(f"rows has to contain row numbers from 0 to {sums.shape[0] - 1}")
+        self.sums, self.addend, self.rows = sums, addend, rows
+
+    cdef int apply(self) except -1:
+        cdef Index i, j, row, d = self.sums.shape[1]
+        with nogil:
+            for i in range(self.addend.shape[0]):
+                row = i if self.rows is None else self.rows[i]
+                for j in range(d):
+                    self.sums[row, j] += self.addend[i, j]
+        return 0
+
+
+cdef class ScatterAddition(Change):
+    """scatter += sign * product + sum_k coefficients[k] vectors[k] vectors[k]^T, lower triangle.
+
+    Parameters
+    ----------
+    scatter : (d, d) float64, Fortran-ordered
+        Matrix to change.
+    product : (m, m) float32 or float64, Fortran-ordered, m >= d, or None for none
+        Product to add.
+    sign : float
+        Coefficient of the product.
+    vectors, coefficients : (2, d), (2,) float64
+        Vectors of the outer products, with coefficients.
+    """
+
+    cdef double[::1, :] scatter
+    cdef const double[:, ::1] vectors
+    cdef const double[::1] coefficients
+    cdef object product
+    cdef const void* added
+    cdef Index stride
+    cdef int dtype
+    cdef double sign
+
+    def __init__(self, double[::1, :] scatter not None, product, double sign,
+                 const double[:, ::1] vectors not None, const double[::1] coefficients not None):
+        cdef Index d = scatter.shape[0]
+        cdef Layout layout
+        self.added, self.stride, self.dtype = NULL, d, 1
+        if product is not None:  # the transpose of a Fortran-ordered array is C-contiguous
+            layout = contiguous_layout_of(product.T, "product", False)
+            self.added, self.stride = layout.matrix.data, layout.n
+            self.dtype = layout.kind == b"d"
+        if not (
+            d > 0 and scatter.shape[1] == vectors.shape[1] == d and self.stride >= d
+            and (product is None or layout.width == layout.n)
+            and vectors.shape[0] == coefficients.shape[0] == 2
+        ):
+            raise ValueError(
+                "scatter has to be of shape (d, d), product of shape (m, m) with m >= d, vectors "
+                "of shape (2, d) and coefficients of shape (2,)"
+            )
+        self.scatter, self.product, self.sign = scatter, product, sign
+        self.vectors, self.coefficients = vectors, coefficients
+
+    cdef int apply(self) except -1:
+        cdef Index d = self.scatter.shape[0]
+        with nogil:
+            level.add_lower[self.dtype](
+                &self.scatter[0, 0], d, self.added, self.stride, self.sign, &self.vectors[0, 0],
+                &self.coefficients[0], 0, (d + 1) // 2)
+        return 0
+
+
+cdef class Assignment(Change):
+    """Set attributes of an object, which must have no setters in Python."""
+
+    cdef readonly object owner
+    cdef tuple names, values
+
+    def __init__(self, owner not None, dict attributes not None):
+        self.owner, self.names, self.values = owner, tuple(attributes), tuple(attributes.values())
+
+    cdef int apply(self) except -1:
+        cdef Index i
+        for i in range(len(self.names)):
+            setattr(self.owner, self.names[i], self.values[i])
+        return 0
+
+
+cdef class Call(Change):
+    """Call a compiled function, which must run no Python code."""
+
+    cdef object function
+    cdef tuple arguments
+
+    def __init__(self, function not None, *arguments):
+        self.function, self.arguments = function, arguments
+
+    cdef int apply(self) except -1:
+        self.function(*self.arguments)
+        return 0
+
+
+def add(list changes not None):
+    """Apply prepared changes in order; no Python code runs in between, nor a signal handler.
+
+    If a change fails nevertheless, `broken` is set to True for every owner of an `Assignment` that
+    has this attribute.
+
+    Parameters
+    ----------
+    changes : list of Change
+        Prepared changes.
+    """
+    for change in changes:
+        if not isinstance(change, Change):
+            raise TypeError(f"changes has to contain changes, not {type(change).__name__}")
+    try:
+        for change in changes:
+            (<Change>change).apply()
+    except BaseException:
+        for change in changes:
+            if isinstance(change, Assignment) and hasattr(change.owner, "broken"):
+                change.owner.broken = True
+        raise
 
 
 # --- erase ---------------------------------------------------------------------------------------

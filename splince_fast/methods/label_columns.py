@@ -18,7 +18,6 @@ from splince_fast.exceptions import InfeasibleError
 from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.variable import Variable
 from splince_fast.report import VariableReport, correlations_of
 
@@ -47,10 +46,9 @@ class LabelColumns(NamedTuple):
             p = variable.weights / variable.weights.sum()
             used = np.flatnonzero((p > 0) & (np.arange(len(p)) != np.argmax(p)))
             return cls(name, variable, used, p[used], np.sqrt(p[used] * (1 - p[used])))
-        columns = cast(ColumnSums, variable)
-        deviation = columns.deviations()
+        deviation = variable.deviations()
         used = np.flatnonzero(deviation > 0)
-        return cls(name, variable, used, columns.mean()[used], deviation[used])
+        return cls(name, variable, used, variable.mean()[used], deviation[used])
 
     @property
     def terms(self) -> list[str]:
@@ -67,8 +65,7 @@ class LabelColumns(NamedTuple):
         if isinstance(self.variable, ClassSums):
             covariance = np.diag(self.mean) - np.outer(self.mean, self.mean)
         else:
-            columns = cast(ColumnSums, self.variable)
-            covariance = columns.variance()[np.ix_(self.used, self.used)]
+            covariance = self.variable.variance()[np.ix_(self.used, self.used)]
         return np.asarray(covariance / np.outer(self.deviation, self.deviation))
 
     def within(self, part: Variable) -> Float:

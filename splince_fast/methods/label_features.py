@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +53,7 @@ def texts_on_labels(
         if isinstance(variable, ClassSums):
             features = _coded(variable, variances, min_variances, correlated)
         else:
-            columns = cast(ColumnSums, variable)
-            rows = columns.span()[_frequent(columns)]
+            rows = variable.span()[_frequent(variable)]
             features = np.flatnonzero((rows**2 > min_variances).any(axis=0))
         if len(features):
             texts.append(

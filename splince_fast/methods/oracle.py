@@ -20,7 +20,7 @@ eigenvectors V and canonical correlations c. Then U = A Szz^{+1/2} V / c is orth
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,6 @@ from splince_fast.methods.label_columns import (
 )
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.projection import Projection
 from splince_fast.report import OracleFit, Report, Sampling
@@ -365,5 +364,5 @@ def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
             classes = tuple(variable.names[c] for c in occurring)
             shifts.append(Shift(str(name), classes, np.zeros(len(occurring)), matrix))
         else:
-            shifts.append(Shift(str(name), None, cast(ColumnSums, variable).mean(), matrix))
+            shifts.append(Shift(str(name), None, variable.mean(), matrix))
     return shifts

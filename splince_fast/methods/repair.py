@@ -27,10 +27,10 @@ from splince_fast.methods.label_columns import (
     variable_reports,
 )
 from splince_fast.moments import Moments
-from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.class_sums import ClassSums, refuse_other_kind
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
-from splince_fast.moments.variable import Variable, refuse_other_kind
+from splince_fast.moments.variable import Variable
 from splince_fast.projection import Projection
 from splince_fast.report import Report, Sampling
 
@@ -186,7 +186,7 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
     elif isinstance(after, ClassSums):
         rows, cause = _aligned_classes(name, after, cast(ClassSums, before))
     else:
-        after, before = cast(ColumnSums, after), cast(ColumnSums, before)
+        before = cast(ColumnSums, before)
         before.merged(after.empty_like(), np.zeros(before.width), 1, name)  # if columns differ
         moments = [np.stack([v.mean(), v.deviations()]) for v in (after, before)]
         scale, difference = np.abs(moments[1]).sum(axis=0), np.abs(moments[0] - moments[1])

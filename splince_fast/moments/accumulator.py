@@ -1,48 +1,45 @@
 """Accumulator of the moments of x and of the sums of every label variable over all rows.
 
-An update encodes the labels, reduces the rows block by block to sums, and commits the sums of each
-block. The first commit registers new variables and classes. Rows that do not fill a block are
-buffered. :class:`splince_fast.Moments` validates the input beforehand.
+An update has two steps. `prepare` encodes the labels, reduces the rows block by block to sums, and
+returns the changes of the state; it may fail, and changes nothing. `add` applies the changes in one
+compiled call. Rows that do not fill a block are buffered. :class:`splince_fast.Moments` validates
+the input beforehand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.row_kernels import Addition, Assignment, Change, add
 from splince_fast._runtime import threads
 from splince_fast._runtime.rows import Rows, eps_of
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
+    InputError,
     NotEnoughDataError,
 )
-from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName
-from splince_fast.moments.block import MATRIX_PRODUCT_FROM, Workspace, reduce_block, sample_block
-from splince_fast.moments.buffer import Buffer, LabelledRows
+from splince_fast.labels import ClassName, Encoded, VariableName
+from splince_fast.moments.block import (
+    MATRIX_PRODUCT_FROM,
+    Block,
+    BlockSums,
+    Labels,
+    LabelSums,
+    Workspace,
+    reduce_block,
+)
+from splince_fast.moments.buffer import Buffer
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
-from splince_fast.moments.variable import Request, Variable, contradiction, look_up
+from splince_fast.moments.variable import KIND_OF_COLUMN, Variable, contradiction, look_up
 
 Float = NDArray[np.float64]
-
-KIND_OF_COLUMN: dict[type[Any], type[Variable]] = {ClassCodes: ClassSums, Columns: ColumnSums}
-KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.values()}
-
-
-def check_column(variable: Variable, column: object, name: object) -> None:
-    """Raise LabelError if a column differs from earlier blocks in kind, type or columns."""
-    kind = KIND_OF_COLUMN[type(column)]
-    if type(variable) is kind:
-        variable.encode(column, name)
-    elif kind.new(variable.width, column).encode(column, name)[0] is not None:
-        raise contradiction(name, variable.kind, kind.kind)
 
 
 def merged_variables(
@@ -68,17 +65,6 @@ def merged_variables(
     return result
 
 
-@dataclass(slots=True)
-class Batch:
-    """Rows of one update with encoded labels, and the variables to which the rows are added."""
-
-    block: LabelledRows
-    variables: dict[VariableName, Variable]  # registered and new variables
-    new_names: dict[VariableName, Any]  # argument of `Variable.register`, if names are new
-    state: State  # state of the accumulator, or an empty state before the first rows
-    registered: bool = False  # whether the accumulator has registered `new_names`
-
-
 class Accumulator:
     """Accumulator of the moments of x and of the sums of every label variable."""
 
@@ -94,6 +80,7 @@ class Accumulator:
         # names of the features, if rows came as a data frame
         self.feature_names: tuple[str, ...] | None = None
         self.label_products = LabelTable()  # sums of products of labels of two variables
+        self.broken = False  # whether a change of the state failed half-way
         self._work = Workspace() if work is None else work
 
     @property
@@ -124,7 +111,8 @@ class Accumulator:
         total += 0 if self.state is None else self.state.nbytes
         total += 0 if self.buffer is None else self.buffer.nbytes
         total += self.label_products.nbytes
-        return total + sum(variable.nbytes for variable in self.variables.values())
+        tensors = (t for variable in self.variables.values() for t in variable.tensors().values())
+        return total + sum(tensor.nbytes for tensor in tensors)
 
     def nonempty_state(self) -> State:
         if self.state is None or self.state.weight == 0:
@@ -138,7 +126,7 @@ class Accumulator:
         """Return the kind and size of each variable as text, including buffered rows."""
         return {name: variable.description for name, variable in self.variables.items()}
 
-    # -- prepare ---------------------------------------------------------------------------
+    # -- adding rows -----------------------------------------------------------------------
 
     def update(
         self,
@@ -150,43 +138,135 @@ class Accumulator:
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
     ) -> None:
-        """Add rows with valid labels: reduce full blocks directly, and buffer the other rows."""
-        # The buffered rows come before the new rows if `in_order`; `checked` rows are not validated
-        # again; `index` are the positions of the rows to add, (n,), with one entry of `weight` and
-        # of `encoded` each. An error changes nothing.
+        """Add rows, with the parameters of `prepare`; an error changes nothing."""
+        add(self.prepare(rows, weight, encoded, in_order=in_order, checked=checked, index=index))
+
+    def prepare(
+        self,
+        rows: Rows,
+        weight: Float | None,
+        encoded: Mapping[VariableName, Encoded],
+        *,
+        in_order: bool = False,
+        checked: bool = False,
+        index: NDArray[np.intp] | None = None,
+        copy: bool = False,
+    ) -> list[Change]:
+        """Return the changes that add rows with valid labels; the state is unchanged."""
+        # Full blocks are reduced directly, and the other rows are buffered. The buffered rows come
+        # before the new rows if `in_order`; `checked` rows are not validated again; `index` are the
+        # positions of the rows to add, (n,), with one entry of `weight` and of `encoded` each.
+        # The changes of one block refer to sums in the work memory, which no other block may use
+        # before the changes are added. With `copy`, or if there are several blocks, the rows are
+        # added to a copy of the state, and the only change is that the copy replaces the state.
+        n = int(rows.array.shape[0]) if index is None else len(index)
+        if not n:
+            return []
         in_order = in_order or self.always_in_order
-        n, width = rows.array.shape
-        if index is not None:
-            n = len(index)
-        capacity = self._work.capacities.get((width, rows.dtype))
-        capacity = capacity or self._reserve(width, rows.dtype)
-        # All rows are validated before any change. The reduction of a block validates the block
-        # before the state changes, so an update of exactly one block needs no check here.
-        in_place = rows.direct and not (in_order and self.has_buffered)
-        if not (checked or (in_place and n == capacity)):
+        n_merges = self.n_merges(rows, n)
+        changes: list[Change] = []
+        try:
+            if not checked:
+                self._check(rows, n, in_order)
+            if n_merges == 0 or (n_merges == 1 and not copy):
+                self._add_rows(rows, n, weight, encoded, in_order, index, changes.extend)
+                return changes
+            draft = self.copy()
+            draft._work = self._work
+            draft._widen_buffer(rows)
+            draft._add_rows(rows, n, weight, encoded, in_order, index, add)
+        except InputError:
+            if not checked:
+                rows.check()  # its message has the row numbers of the whole update
+            raise
+        return [Assignment(self, vars(draft))]
+
+    def n_merges(self, rows: Rows, n: int) -> int:
+        """Return the number of blocks that an update of n rows reduces, or a larger number."""
+        width, dtype = rows.array.shape[1], rows.dtype
+        capacity = self._work.capacities.get((width, dtype)) or self._reserve(width, dtype)
+        buffer = self.buffer
+        if buffer is None:
+            return n // capacity
+        if buffer.filled and buffer.rows.dtype.itemsize < dtype.itemsize:
+            return 2  # the buffered rows may fill a block of the wider dtype
+        return (buffer.filled + n) // min(capacity, len(buffer.rows))
+
+    def _check(self, rows: Rows, n: int, in_order: bool) -> None:
+        """Raise an error for invalid rows, except in full blocks, which the reduction checks."""
+        first = 0
+        if rows.direct and not (in_order and self.has_buffered):
+            first = n - n % self._work.capacities[rows.array.shape[1], rows.dtype]
+        if not first:
             rows.check()
-        batch = self._prepare(LabelledRows(rows.array, weight, {}, index), encoded)
-        start = 0
+        elif first < n:
+            Rows.from_array(rows.array[first:]).check()
+
+    def _add_rows(
+        self,
+        rows: Rows,
+        n: int,
+        weight: Float | None,
+        encoded: Mapping[VariableName, Encoded],
+        in_order: bool,
+        index: NDArray[np.intp] | None,
+        sink: Callable[[list[Change]], None],
+    ) -> None:
+        """Pass the changes that add rows to `sink`, step by step."""
+        # A step reduces one block at most. If there are several, `sink` adds the changes of a step.
+        block, state, variables = self._encoded(rows, n, weight, encoded, index)
+        capacity = self._work.capacities[rows.array.shape[1], rows.dtype]
+        buffer, start = None, 0
+        filled = 0 if self.buffer is None else self.buffer.filled
         while start < n:
-            full = n - start >= capacity
-            if rows.direct and full and not (in_order and self.has_buffered):
+            if rows.direct and n - start >= capacity and not (in_order and filled):
                 stop = start + capacity
-                block = batch.block if stop - start == n else batch.block.slice(start, stop)
-                self._merge(batch, block)
-                start = stop
-                continue
-            buffer = self._buffer_for(capacity, width, rows.dtype)
-            stop = min(n, start + buffer.n_free)
-            self._append_to_buffer(batch, batch.block.slice(start, stop), buffer)
-            if not buffer.n_free:
-                try:
-                    self.flush()
-                except BaseException:
-                    # The update fails: remove its rows from the buffer.
-                    buffer.filled -= stop - start
-                    raise
+                part = block if n == capacity else block.slice(start, stop)
+                changes, variables = self._merge(part, state, variables)
+            else:
+                if buffer is None:
+                    buffer = self._buffer_for(capacity, rows)
+                    filled = buffer.filled
+                stop = min(n, start + len(buffer.rows) - filled)
+                part, filled = block.slice(start, stop), filled + stop - start
+                if filled < len(buffer.rows):
+                    changes = buffer.appended(part, filled - part.n)
+                else:
+                    whole, emptied = buffer.completed(part)
+                    changes, variables = self._merge(whole, state, variables)
+                    changes, filled = [*changes, emptied], 0
+            sink(changes)
             start = stop
-        batch.state.row_eps = max(batch.state.row_eps, rows.eps)
+        sums = {"state": state, "variables": variables, "buffer": buffer or self.buffer}
+        row_eps = max(state.row_eps, rows.eps)
+        sink([Assignment(state, {"row_eps": row_eps}), Assignment(self, sums)])
+
+    def _encoded(
+        self,
+        rows: Rows,
+        n: int,
+        weight: Float | None,
+        encoded: Mapping[VariableName, Encoded],
+        index: NDArray[np.intp] | None,
+    ) -> tuple[Block, State, dict[VariableName, Variable]]:
+        """Return the block of an update, and the state and the variables with its new names."""
+        width = rows.array.shape[1]
+        labels: dict[VariableName, Labels] = {}
+        variables = self.variables
+        for name, column in encoded.items():
+            kind, existing = KIND_OF_COLUMN[type(column)], variables.get(name)
+            variable: Any = existing if type(existing) is kind else kind.new(width, column)
+            codes, named = variable.encode(column, name)
+            if codes is None:
+                continue
+            if existing is not None and existing is not variable:
+                raise contradiction(name, existing.kind, kind.kind)
+            labels[name] = codes
+            if named is not existing:
+                variables = {**variables, name: named}
+        weight = None if weight is None else np.ascontiguousarray(weight)
+        state = self.state or self._empty_state(width)
+        return Block(n, rows.array, weight, labels, index), state, variables
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Append a row X, (1, d), to a buffer that is not empty: the fast path of `update`."""
@@ -203,36 +283,13 @@ class Accumulator:
                 return False
         # Read the buffer only now: user code that ran during the access to the labels may have
         # updated this accumulator.
-        parameters, buffer = self.parameters, self.buffer
+        parameters, buffer, state = self.parameters, self.buffer, self.state
         if buffer is None or parameters.joint or not parameters.kinds.keys() <= codes.keys():
             return False
-        appended = buffer.append_row(X, codes)
-        if appended and self.state is not None and X.dtype != buffer.rows.dtype:
-            self.state.row_eps = max(self.state.row_eps, eps_of(X.dtype))
-        return appended
-
-    def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
-        """Return a batch of rows with encoded labels, without a change of any sum."""
-        # New classes are numbered after the registered classes.
-        width = block.rows.shape[1]
-        state = self.state
-        if state is None:
-            state = self._empty_state(width)
-        batch = Batch(block, {}, {}, state, registered=state is self.state)
-        for name, column in encoded.items():
-            kind, existing = KIND_OF_COLUMN[type(column)], self.variables.get(name)
-            variable = existing if type(existing) is kind else kind.new(width, column)
-            labels, new_names = variable.encode(column, name)
-            if labels is None:
-                continue
-            if existing is not None and existing is not variable:
-                raise contradiction(name, existing.kind, kind.kind)
-            batch.block.labels[name] = labels
-            batch.variables[name] = variable
-            if new_names is not None or name not in self.variables:
-                batch.new_names[name] = new_names
-                batch.registered = False
-        return batch
+        changes: list[Change] = []
+        if state is not None and X.dtype != buffer.rows.dtype:
+            changes = [Assignment(state, {"row_eps": max(state.row_eps, eps_of(X.dtype))})]
+        return buffer.append_row(X, codes, changes)
 
     def _empty_state(self, width: int) -> State:
         return State.empty(width)
@@ -244,119 +301,73 @@ class Accumulator:
         self._work.reserve(capacity, width, dtype)
         return capacity
 
-    def _buffer_for(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """Return a buffer that accepts rows of this dtype."""
-        # A buffer that holds rows of a wider dtype is returned unchanged. Buffered rows of a
-        # narrower dtype are converted, or merged into the sums if they fill a block of `capacity`
-        # rows.
+    def _buffer_for(self, capacity: int, rows: Rows) -> Buffer:
+        """Return a buffer that accepts rows of this dtype; buffered rows have none narrower."""
         buffer = self.buffer
-        if buffer is None:
-            return Buffer(capacity, width, dtype)
-        current = buffer.rows.dtype
-        if current == dtype or (current.itemsize > dtype.itemsize and buffer.filled):
+        if buffer is not None and (
+            buffer.filled
+            or buffer.rows.dtype == rows.dtype
+            or buffer.try_resize(capacity, rows.dtype)
+        ):
             return buffer
-        if buffer.filled >= capacity:
-            self.flush()
-        if buffer.try_resize(capacity, dtype):
-            return buffer
-        self._reserve(width, dtype)
-        return buffer.converted(capacity, dtype)
+        return Buffer(capacity, rows.array.shape[1], rows.dtype)
 
-    # -- commit ----------------------------------------------------------------------------
-
-    def _register(self, batch: Batch) -> None:
-        for name, new_names in batch.new_names.items():
-            variable = batch.variables[name]
-            if new_names is not None:
-                variable.register(new_names)
-            self.variables[name] = variable
-        self.state = batch.state
-        batch.registered = True
-
-    def _append_to_buffer(self, batch: Batch, block: LabelledRows, buffer: Buffer) -> None:
-        """Append rows to the buffer, then register their new variables and classes."""
-        missing_labels = {
-            name: variable.missing_label for name, variable in batch.variables.items()
-        }
-        filled = buffer.filled
-        try:
-            buffer.append(block, missing_labels)
-        except BaseException:
-            buffer.filled = filled
-            buffer.remove_unregistered(self.variables)
-            raise
-        if not batch.registered:
-            self._register(batch)
-        self.buffer = buffer
+    def _widen_buffer(self, rows: Rows) -> None:
+        """Convert buffered rows of a narrower dtype to that of `rows`."""
+        buffer, width = self.buffer, rows.array.shape[1]
+        if buffer is not None and buffer.rows.dtype.itemsize < rows.dtype.itemsize:
+            capacity = self._work.capacities[width, rows.dtype]
+            if buffer.filled >= capacity:
+                self.flush()
+            self.buffer = buffer.converted(capacity, rows.dtype)
 
     def flush(self) -> None:
         """Merge the buffered rows into the sums."""
         buffer = self.buffer
         if buffer is not None and buffer.filled and self.state is not None:
-            block, dtype = buffer.contents(), buffer.rows.dtype
-            if (self.state.width, dtype) not in self._work.capacities:
-                self._reserve(self.state.width, dtype)
-            variables = {name: self.variables[name] for name in block.labels}
-            self._merge(Batch(block, variables, {}, self.state, registered=True), block)
-            buffer.clear()
+            changes, variables = self._merge(buffer.contents(), self.state, self.variables)
+            add([*changes, Assignment(self, {"variables": variables}), buffer.emptied()])
 
-    def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Reduce a block to sums, and add the sums to the state and to the variables."""
-        state, rows, index = batch.state, block.rows, block.index
-        n = len(rows) if index is None else len(index)
-        weight = None if block.weight is None else np.ascontiguousarray(block.weight)
-        sample = sample_block(rows, weight, index)
-        reference = state.reference_for(rows, weight, sample, index)
-        moved = {}
+    def _merge(
+        self, block: Block, state: State, variables: dict[VariableName, Variable]
+    ) -> tuple[list[Change], dict[VariableName, Variable]]:
+        """Return the changes that add the sums of a block, and the variables after them."""
+        label_sums = [
+            variables[name].label_sums(labels, block.weight)
+            for name, labels in block.labels.items()
+        ]
+        codes, class_weights, values = _joined(label_sums, block.n)
+        sums = self._reduce(block, codes, class_weights, values)
+        mean = sums.shift + sums.total / sums.weight_sum
+        reference = state.reference_with(sums.shift, mean, sums.squares, sums.weight_sum)
         if reference is not state.reference:
-            moved = self._moved(state, reference)
-        requests: list[Request] = []
-        for name, labels in block.labels.items():
-            requests.append(moved.get(name, batch.variables[name]).request(labels, weight))
-        codes, n_sums, values = joined_requests(requests, n)
-        reduced = reduce_block(
-            rows, weight, sample, reference, codes, n_sums, values,
-            self._work.for_block(n, rows.shape[1], rows.dtype), index,
-        )  # fmt: skip
-        state.merge_block(reference, reduced, self._work.product)
-        self._commit(batch, block, moved, requests, reduced.class_sums, reduced.products)
+            variables = _about(reference, state, variables)
+        changes = state.added(sums, reference, self._work.product)
+        offset = sums.shift - reference
+        class_sums, products = sums.class_sums, sums.products
+        class_sums += class_weights[:, None] * offset
+        if len(values):
+            products += values.sum(axis=1)[:, None] * offset
+        for name, own in zip(block.labels, label_sums, strict=True):
+            k, q = len(own.weights), len(own.values)
+            changes += variables[name].add(own, class_sums[:k], products[:q])
+            class_sums, products = class_sums[k:], products[q:]
         if len(block.labels) > 1:
-            self.label_products.add(block.labels, batch.variables, weight)
+            table, added = self.label_products.with_products(block.labels, variables, block.weight)
+            changes += [
+                Addition(table.gram, added), Assignment(self, {"label_products": table})
+            ]  # fmt: skip
+        return changes, variables
 
-    def _commit(
-        self,
-        batch: Batch,
-        block: LabelledRows,
-        moved: dict[VariableName, Variable],
-        requests: list[Request],
-        class_sums: Float,
-        products: Float,
-    ) -> None:
-        """Add the sums of a block to its variables."""
-        # `moved` holds copies of the variables about a new reference point, by name; it is empty if
-        # the point is unchanged. The copies replace the variables before the sums are added.
-        if moved:
-            self.variables.update(moved)
-            batch.variables.update({name: moved[name] for name in block.labels if name in moved})
-        if not batch.registered:
-            self._register(batch)
-        class_start = product_start = 0
-        for name, request in zip(block.labels, requests, strict=True):
-            k = 0 if request.values is None else len(request.values)
-            batch.variables[name].commit(
-                request,
-                class_sums[class_start : class_start + request.n_sums],
-                products[product_start : product_start + k],
-            )
-            class_start, product_start = class_start + request.n_sums, product_start + k
-
-    def _moved(self, state: State, reference: Float) -> dict[VariableName, Variable]:
-        """Return copies of all variables about a new reference point."""
-        # The dict is empty if the point is unchanged or the state has no rows.
-        if not state.weight or reference is state.reference:
-            return {}
-        offset = state.reference - reference
-        return {name: variable.moved(offset) for name, variable in self.variables.items()}
+    def _reduce(
+        self, block: Block, codes: NDArray[np.intp], class_weights: Float, values: Float
+    ) -> BlockSums:
+        """Return the sums of a block; the arguments are those of `_joined`."""
+        shape = block.rows.shape[1], block.rows.dtype
+        if shape not in self._work.capacities:
+            self._reserve(*shape)
+        memory = self._work.for_block(block.n, *shape)
+        return reduce_block(block, codes, len(class_weights), values, memory)
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -370,25 +381,32 @@ class Accumulator:
 
     def add(self, other: Accumulator) -> None:
         """Add the sums of another accumulator, in place. Both buffers must be empty."""
+        add(self.merged(other))
+
+    def merged(self, other: Accumulator) -> list[Change]:
+        """Return the changes that add the sums of another accumulator."""
         self.check_compatible(other)
-        theirs = other.state
+        theirs, state = other.state, self.state
         if theirs is None:
-            return
-        if self.state is None:
-            state = theirs.copy()
-            self.variables = {name: v.copy() for name, v in other.variables.items()}
-            self.state, self.label_products = state, other.label_products.copy()
-            self.feature_names = self.feature_names or other.feature_names
-            return
-        state = self.state
-        reference = state.reference_with(theirs)
-        ours = {**self.variables, **self._moved(state, reference)}
+            return []
+        names = self.feature_names or other.feature_names
+        if state is None:
+            copy = other.copy()
+            sums: dict[str, Any] = {"state": copy.state, "variables": copy.variables}
+            sums |= {"label_products": copy.label_products, "feature_names": names}
+            return [Assignment(self, sums)]
+        reference = state.reference_with(
+            theirs.reference.copy(), theirs.reference + theirs.mean_deviation,
+            theirs.second.diagonal(), theirs.weight,
+        )  # fmt: skip
+        ours = self.variables
+        if reference is not state.reference:
+            ours = _about(reference, state, ours)
         variables = merged_variables(ours, other.variables, theirs.reference - reference, 1)
-        label_products = self.label_products.copy()
-        label_products.merge(other.label_products, 1, variables, other.variables)
-        state.add(theirs, reference)
-        self.variables, self.label_products = variables, label_products
-        self.feature_names = self.feature_names or other.feature_names
+        table = self.label_products.copy()
+        table.merge(other.label_products, 1, variables, other.variables)
+        sums = {"variables": variables, "label_products": table, "feature_names": names}
+        return [*state.merged(theirs, reference), Assignment(self, sums)]
 
     def without(self, part: Accumulator) -> Accumulator:
         """Return a copy from which the rows of `part` are removed. Both buffers must be empty."""
@@ -415,9 +433,8 @@ class Accumulator:
                 )
             # In `constant` features the remaining scatter is within rounding error. A feature whose
             # mean differs between labels is not constant: sums per label are accurate to float64.
-            constant = constant[
-                ~variable.depends_on_label(constant, state.mean_deviation, rounding)
-            ]
+            span = np.abs(variable.span()[:, constant]).max(axis=0, initial=0.0)
+            constant = constant[span <= rounding[constant]]
         if len(constant):
             state.second.make_constant(constant)
             for variable in variables.values():
@@ -448,42 +465,55 @@ class Accumulator:
         """Reorder the classes of a variable as in `order`, which may include new classes."""
         if self.state is not None:
             old = cast(ClassSums, self.variables.get(name, ClassSums(self.state.width)))
-            new = self.variables[name] = old.in_order(order)
-            self.label_products.reorder(name, old, new)
+            new, table = old.in_order(order), self.label_products.copy()
+            table.reorder(name, old, new)
+            sums = {"variables": {**self.variables, name: new}, "label_products": table}
+            add([Assignment(self, sums)])
 
-    def restore(self, buffered: LabelledRows) -> None:
+    def restore(self, buffered: Block) -> None:
         """Replace the buffer by rows whose labels are encoded with the registered classes."""
         state = self.state
         if state is None:
             raise RuntimeError("buffered rows need a state")
         dtype = buffered.rows.dtype
         capacity = self.parameters.capacity(state.width, dtype.itemsize)
-        missing_labels = {name: self.variables[name].missing_label for name in buffered.labels}
         self.buffer = Buffer(capacity, state.width, dtype)
-        self.buffer.append(buffered, missing_labels)
-        if not self.buffer.n_free:
+        add(self.buffer.appended(buffered, 0))
+        if buffered.n == capacity:
             self.flush()
             self.buffer = None
 
 
-def joined_requests(requests: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
-    # codes, (v, n): index of the class sum of each row, for each of v requests with class sums,
-    # numbered over all requests; -1 for a missing label. values, (q, n): weighted label columns of
-    # the continuous variables.
-    values: list[Float] = []
-    codes = [request.codes for request in requests if request.codes is not None]
+def _about(
+    reference: Float, state: State, variables: dict[VariableName, Variable]
+) -> dict[VariableName, Variable]:
+    """Return copies of variables with sums about another reference point than the state's."""
+    if not state.weight:
+        return variables
+    offset = state.reference - reference
+    return {
+        name: variable.empty_like().merged(variable, offset, 1, name)
+        for name, variable in variables.items()
+    }
+
+
+def _joined(label_sums: list[LabelSums], n: int) -> tuple[NDArray[np.intp], Float, Float]:
+    """Return codes, (v, n), class weights, (c,), and values, (q, n), of all variables."""
+    # The class sums are numbered over all variables; codes are -1 for missing labels.
+    codes = [sums.codes for sums in label_sums if sums.codes is not None]
     stacked = np.empty((len(codes), n), np.intp)
     row = n_sums = 0
-    for request in requests:
-        if request.codes is not None:
-            np.add(request.codes, n_sums, out=stacked[row])
-            if n_sums and request.codes.min() < 0:
-                stacked[row][request.codes < 0] = -1
-            row, n_sums = row + 1, n_sums + request.n_sums
-        if request.values is not None:
-            values.append(request.values)
-    values = values or [np.empty((0, n))]
-    joined = values[0] if len(values) == 1 else np.concatenate(values)
-    if len(joined) < MATRIX_PRODUCT_FROM:  # the kernel, unlike GEMM, needs C order
-        joined = np.ascontiguousarray(joined)
-    return stacked, n_sums, joined
+    for sums in label_sums:
+        if sums.codes is not None:
+            np.add(sums.codes, n_sums, out=stacked[row])
+            if n_sums and sums.codes.min() < 0:
+                stacked[row][sums.codes < 0] = -1
+            row, n_sums = row + 1, n_sums + len(sums.weights)
+    if len(label_sums) == 1:
+        weights, values = label_sums[0].weights, label_sums[0].values
+    else:
+        weights = np.concatenate([np.empty(0), *(sums.weights for sums in label_sums)])
+        values = np.concatenate([np.empty((0, n)), *(sums.values for sums in label_sums)])
+    if len(values) < MATRIX_PRODUCT_FROM:  # the kernel, unlike GEMM, needs C order
+        values = np.ascontiguousarray(values)
+    return stacked, weights, values

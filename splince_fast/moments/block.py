@@ -1,11 +1,11 @@
-"""Reduction of a block of rows to its moments in parallel, and the work memory for it."""
+"""A block of labelled rows, and its reduction to sums in parallel, with the work memory for it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.rows import check_values
+from splince_fast.labels import VariableName
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
+# Encoded labels of n rows: class codes, (n,) intp, with -1 for missing labels; or values, (n, k)
+# float64, with NaN for missing labels.
+Labels = NDArray[Any]
 
 # Least number of elements per thread. For fewer elements, starting the thread takes more time than
 # the thread saves.
@@ -50,6 +54,73 @@ _EXCESS = 4.0
 # At or above this number of label columns, GEMM computes their products with the rows faster than
 # the row kernel.
 MATRIX_PRODUCT_FROM = 8
+# Bytes of the rows that `Block.copy_rows` converts at once.
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows with their weights and labels: n rows of an array, by default all rows."""
+
+    n: int
+    rows: NDArray[Any]  # (m, d)
+    weight: Float | None  # (n,); None for unit weights
+    labels: dict[VariableName, Labels] = field(default_factory=dict)
+    index: Codes | None = None  # (n,): positions in `rows`; None for all rows
+
+    def slice(self, start: int, stop: int) -> Block:
+        if start == 0 and stop == self.n:
+            return self
+        return Block(
+            stop - start,
+            self.rows[start:stop] if self.index is None else self.rows,
+            None if self.weight is None else self.weight[start:stop],
+            {name: labels[start:stop] for name, labels in self.labels.items()},
+            None if self.index is None else self.index[start:stop],
+        )
+
+    def array(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Return the rows `start` to `stop` - 1, (stop - start, d)."""
+        return self.rows[start:stop] if self.index is None else self.rows[self.index[start:stop]]
+
+    def copy_rows(self, out: NDArray[Any]) -> None:
+        """Copy the n rows to `out`, an (n, d) array of any dtype."""
+        rows, index = self.rows, self.index
+        if index is None:
+            out[...] = rows
+        elif rows.dtype == out.dtype and rows.flags.c_contiguous and rows.flags.aligned:
+            np.take(rows, index, axis=0, out=out, mode="clip")
+        else:  # convert in parts that fit into the cache
+            step = max(1, _COPY_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
+            for start in range(0, len(index), step):
+                part = index[start : start + step]
+                out[start : start + len(part)] = rows[part]
+
+
+class LabelSums(NamedTuple):
+    """Sums of the labels of one variable over a block, and the sums of x that they need."""
+
+    codes: Codes | None  # (n,): number of the class sum of each row; -1 for none
+    weights: Float  # (c,): weight sum of each class sum of x
+    values: Float  # (q, n): for q products with x, coefficient times weight of each row
+    data: tuple[Any, ...]  # sums of the labels, by kind of variable
+
+
+@dataclass(slots=True)
+class BlockSums:
+    """Sums of the rows x of one block about a point `shift`."""
+
+    n_rows: int
+    weight_sum: float
+    shift: Float  # (d,)
+    total: Float  # (d,): sum w (x - shift)
+    squares: Float  # (d,): sum w (x - mean)^2, or an estimate of it; NaN if it is unknown
+    class_sums: Float  # (c, d): sums w (x - shift) of the rows of each class
+    products: Float  # (q, d): products of the label columns with x - shift
+    # The scatter about the shift is shifted^T shifted, or `product`; without the d x d scatter,
+    # both are None.
+    shifted: NDArray[Any] | None = None  # (m, d): rows sqrt(w) (x - shift), each pair rotated
+    product: NDArray[Any] | None = None  # (m, m), m >= d, Fortran-ordered; lower triangle valid
 
 
 class Centred:
@@ -182,64 +253,18 @@ def buffer_rows(block_rows: int) -> int:
     return -(-block_rows // 4) * 4
 
 
-@dataclass(slots=True)
-class BlockSample:
-    """Weighted mean and sum of squares of a sample of the rows of a block."""
-
-    shift: Float  # (d,): weighted mean of the sampled rows
-    squares: Float  # (d,): sum w (x - shift)^2 over the sampled rows
-    weight: float  # weight sum of the sampled rows
-    block_weight: float  # weight sum of the block
-
-
-@dataclass(slots=True)
-class Reduced:
-    """Moments of one block about a reference point."""
-
-    n_rows: int
-    weight: float
-    deviation: Float  # (d,): sum w (x - reference)
-    residual: Float  # (d,): mean of the block minus the shift in `shifted`
-    # The scatter is shifted^T shifted - weight residual residual^T. Either `shifted` or `product`,
-    # which is shifted^T shifted, is None.
-    shifted: NDArray[np.generic] | None  # (m, d): rows sqrt(w) (x - shift), each pair rotated
-    product: NDArray[np.generic] | None  # (m, m), m >= d, Fortran-ordered; lower triangle valid
-    class_sums: Float  # (c, d): sum w (x - reference) per class
-    products: Float  # (q, d): matrix product of `values` and x - reference
-
-
-def rows_of(rows: NDArray[np.generic], index: Codes | None, start: int, stop: int) -> NDArray[Any]:
-    """Return rows start to stop - 1 of ``rows[index]``, or of `rows` if `index` is None."""
-    return rows[start:stop] if index is None else rows[index[start:stop]]
-
-
-def sample_block(
-    rows: NDArray[Any], weight: Float | None, index: Codes | None = None
-) -> BlockSample:
-    """Return a sample of about 4 sqrt(n) rows of a block; NaN and infinity raise no error."""
-    # `index`, (n,), holds the positions of the rows of the block; by default all rows.
-    n = len(rows) if index is None else len(index)
-    stride = math.ceil(n**0.5 / 4)
-    shift, squares = row_kernels.sample_columns(rows, index, weight, stride)
-    if weight is None:
-        return BlockSample(shift, squares, float(-(-n // stride)), float(n))
-    return BlockSample(shift, squares, float(weight[::stride].sum()), float(weight.sum()))
-
-
 def reduce_block(
-    rows: NDArray[np.generic],
-    weight: Float | None,
-    sample: BlockSample,
-    reference: Float,
-    codes: NDArray[np.intp],
+    block: Block,
+    codes: Codes,
     n_codes: int,
     values: Float,
     memory: Centred | Gram,
-    index: Codes | None = None,
-) -> Reduced:
-    """Return the moments of a block, in one pass unless precision requires a second."""
-    # The shift s is the mean of the sample. With block mean m, weight sum W and r = m - s, the sum
-    # of squares of a feature about the mean is:
+) -> BlockSums:
+    """Return the sums of a block, in one pass unless precision requires a second."""
+    # `codes`, (v, n), are the numbers of the class sums of each row for v variables, or -1;
+    # `values`, (q, n), are label columns multiplied by the weights.
+    # The shift s is the mean of a sample of about 4 sqrt(n) rows. With block mean m, weight sum W
+    # and r = m - s, the sum of squares of a feature about the mean is:
     #     sum w (x - m)^2 = sum w (x - s)^2 - W r^2
     # The subtraction loses little precision if W r^2 <= 4 V for a lower bound V of the left side,
     # since the sum about s is then at most five times the sum about m. V is the larger of two
@@ -248,56 +273,52 @@ def reduce_block(
     # rows in random order and unit weights, the inequality fails if s is more than about eight
     # standard errors (of the sample mean) from m.
     # A block whose float32 products would overflow or underflow is reduced in float64.
-    n, d = len(rows) if index is None else len(index), rows.shape[1]
-    shift, weight_sum = sample.shift, sample.block_weight
-    offset = shift - reference
+    rows, weight, index, n = block.rows, block.weight, block.index, block.n
+    stride = math.ceil(n**0.5 / 4)
+    shift, squares = row_kernels.sample_columns(rows, index, weight, stride)
+    weight_sum, least, largest, sampled = float(n), 1.0, 1.0, float(-(-n // stride))
+    if weight is not None:
+        weight_sum, sampled = float(weight.sum()), float(weight[::stride].sum())
+        least, largest = float(weight.min()), float(weight.max())
     by_matrix = len(values) >= MATRIX_PRODUCT_FROM
-    block = row_kernels.Block(
-        rows, index, weight, shift, offset, codes, n_codes, values[:0] if by_matrix else values,
-        part_rows(d, rows.itemsize),
+    reduced = row_kernels.Block(
+        rows, index, weight, shift, codes, n_codes, values[:0] if by_matrix else values,
+        part_rows(rows.shape[1], rows.itemsize),
     )  # fmt: skip
-    least_weight, largest_weight = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
-    memory.reduce(block)
-    weights = weight_sum, least_weight, largest_weight
-    needs_check, off_centre, needs_float64 = block.check_sums(sample.squares, *weights, _EXCESS)
+    memory.reduce(reduced)
+    needs_check, off_centre, needs_float64 = reduced.check_sums(
+        squares, weight_sum, least, largest, _EXCESS
+    )
     if needs_check:
-        check_values(rows_of(rows, index, 0, n))
-    total = block.sums[0]
+        check_values(block.array())
     if off_centre:
-        shift += total / weight_sum
-        np.subtract(shift, reference, out=offset)
-        memory.reduce(block)
-        needs_float64 = block.check_sums(sample.squares, *weights, np.inf)[2]
+        shift += reduced.total / weight_sum
+        memory.reduce(reduced)
+        needs_float64 = reduced.check_sums(squares, weight_sum, least, largest, np.inf)[2]
     if rows.dtype == np.float32 and needs_float64:
-        wide = rows_of(rows, index, 0, n).astype(np.float64)
+        wide = Block(n, block.array().astype(np.float64), weight)
         return reduce_block(
-            wide, weight, sample_block(wide, weight), reference, codes, n_codes, values,
-            Centred(np.empty((buffer_rows(n), d))),
-        )  # fmt: skip
-    products = block.sums[2 + n_codes :]
-    if by_matrix:
-        products = np.empty((len(values), d))
-        add_products(rows, values, shift, offset, products, index)
-    return Reduced(
-        n, weight_sum, total + weight_sum * offset, total / weight_sum, memory.shifted,
-        memory.product, block.sums[2 : 2 + n_codes], products,
+            wide, codes, n_codes, values, Centred(np.empty((buffer_rows(n), rows.shape[1])))
+        )
+    products = label_products(block, values, shift) if by_matrix else reduced.products
+    return BlockSums(
+        n, weight_sum, shift, reduced.total, squares * (weight_sum / sampled), reduced.class_sums,
+        products, memory.shifted, memory.product,
     )  # fmt: skip
 
 
-def add_products(
-    rows: NDArray[np.generic], values: Float, shift: Float, offset: Float, products: Float,
-    index: Codes | None = None,
-) -> None:  # fmt: skip
-    """Compute products = values (rows - shift + offset) in place and in float64."""
+def label_products(block: Block, values: Float, shift: Float) -> Float:
+    """Return values (x - shift), (q, d), by matrix products in float64."""
     # SciPy's BLAS computes this product, as it computes all others of rows: idle threads of a
     # second BLAS, that of NumPy, would occupy processors.
     import splince_fast._kernels.blas as blas_kernels
 
-    np.multiply(values.sum(axis=1)[:, None], offset, out=products)
+    products = np.zeros((len(values), len(shift)))
     step, n = 512, values.shape[1]
     columns = np.ascontiguousarray(values.T)
-    centred = np.empty((min(step, n), rows.shape[1]))
+    centred = np.empty((min(step, n), len(shift)))
     for start in range(0, n, step):
         part = centred[: n - start]
-        np.subtract(rows_of(rows, index, start, start + step), shift, out=part)
+        np.subtract(block.array(start, start + step), shift, out=part)
         blas_kernels.gemm_f64_into(columns[start : start + step], part, products)
+    return products

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,12 @@ from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.memory import aligned
 from splince_fast._runtime.rows import check_values
-from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, rows_of
+from splince_fast.moments.block import (
+    MATRIX_PRODUCT_FROM,
+    Block,
+    BlockSums,
+    label_products,
+)
 
 Float = NDArray[np.float64]
 
@@ -21,24 +25,14 @@ Float = NDArray[np.float64]
 # the thread saves.
 _GRAIN = 3 << 17
 # All values of a block with weights of at least 1 are valid if the sum of squares of each feature
-# about a finite point is at most this.
-_LARGEST_SQUARES = 1e280
+# about a point is at most this, and no coordinate of the point is larger.
+_LARGEST_SQUARES, _LARGEST_SHIFT = 1e280, 1e140
 # Largest number of segments (see `_segment_rows`) of a block: a few threads saturate the memory
 # bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
 # more than the second.
 _MOST_SEGMENTS = 7
 # Least number of columns per task, a multiple of 16.
 _LEAST_COLUMNS = 192
-
-
-class BlockSums(NamedTuple):
-    """Sums of the rows of one block about a shift."""
-
-    weight_sum: float
-    total: Float  # (d,): sum w (x - shift)
-    squares: Float  # (d,): sum w (x - shift)^2; of sparse rows, about the mean
-    class_sums: Float  # (n_codes, d): sums w (x - shift) of the rows of each class
-    products: Float  # (q, d): products of the label columns with x - shift
 
 
 def sum_block(
@@ -51,20 +45,21 @@ def sum_block(
     index: NDArray[np.intp] | None = None,
 ) -> BlockSums:
     """Return the sums of a block; raise the error of :func:`check_values` for invalid rows."""
-    n, d = len(rows) if index is None else len(index), rows.shape[1]
-    products: Float | None = None
-    if len(values) >= MATRIX_PRODUCT_FROM:
-        products = np.empty((len(values), d))
-        add_products(rows, values, shift, np.zeros(d), products, index)
-        values = values[:0]
-    n_sums = 2 + n_codes + len(values)
+    n, d, by_matrix = (
+        len(rows) if index is None else len(index),
+        rows.shape[1],
+        (len(values) >= MATRIX_PRODUCT_FROM),
+    )
+    given = Block(n, rows, weight, {}, index)
+    columns = values[:0] if by_matrix else values
+    n_sums = n_codes + len(columns) + 2
     segment = _segment_rows(n, d, n_sums)
     n_segments, n_pieces = -(-n // segment), 1
-    block = row_kernels.Block(rows, index, weight, shift, None, codes, n_codes, values, segment)
+    block = row_kernels.Block(rows, index, weight, shift, codes, n_codes, columns, segment)
     if n_segments == 1:
         n_pieces = max(1, min(d // max(_LEAST_COLUMNS, _GRAIN // n), threads.thread_count()))
     piece_width = -(-d // (n_pieces * _LEAST_COLUMNS)) * _LEAST_COLUMNS
-    parts = np.empty((n_segments, n_sums, d))
+    parts = np.empty((n_segments, *block.sums.shape))
     scratch, counter = aligned((n_segments, 3, -(-d // 8) * 8)), np.zeros(1, np.int64)
 
     def work(first: int, last: int) -> None:
@@ -72,13 +67,14 @@ def sum_block(
 
     threads.split(work, max(n_segments, n_pieces), grain=1)
     with np.errstate(over="ignore", invalid="ignore"):  # the check below reports overflow
-        sums = functools.reduce(np.add, parts)  # fixed order: reproducible sums
+        block.sums[...] = functools.reduce(np.add, parts)  # fixed order: reproducible sums
     least_weight = 1.0 if weight is None else min(1.0, weight.min())
-    if not sums[1].max() <= _LARGEST_SQUARES * least_weight:
-        check_values(rows_of(rows, index, 0, n))
+    is_small = np.abs(shift).max() <= _LARGEST_SHIFT  # false for NaN, too
+    if not (is_small and block.squares.max() <= _LARGEST_SQUARES * least_weight):
+        check_values(given.array())
     weight_sum = float(n) if weight is None else float(weight.sum())
-    products = sums[2 + n_codes :] if products is None else products
-    return BlockSums(weight_sum, sums[0], sums[1], sums[2 : 2 + n_codes], products)
+    products = label_products(given, values, shift) if by_matrix else block.products
+    return BlockSums(n, weight_sum, shift, block.total, block.squares, block.class_sums, products)
 
 
 @lru_cache(maxsize=64)
@@ -90,12 +86,3 @@ def _segment_rows(n: int, d: int, n_sums: int) -> int:
     # the block. If a block has a single segment, threads split its columns.
     count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
     return -(-n // (4 * count)) * 4
-
-
-def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:
-    """Return the weight sum of each class, (n_codes,); an empty `weight` means unit weights."""
-    # `codes`, (v, n), holds the classes of v variables, numbered over all variables.
-    weights = np.zeros(n_codes + 1)  # entry 0 is for missing labels, code -1
-    for column in codes:
-        weights += np.bincount(column + 1, weight if len(weight) else None, n_codes + 1)
-    return weights[1:]

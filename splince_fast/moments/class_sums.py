@@ -8,42 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels, spans
+from splince_fast._kernels.row_kernels import Addition, Assignment, Change
 from splince_fast._runtime.files import Layout, Tensors, check_tensors
-from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
+from splince_fast._solve.options import is_number
+from splince_fast.exceptions import (
+    FileFormatError,
+    IncompatibleMomentsError,
+    InputError,
+    LabelError,
+    NotEnoughDataError,
+)
 from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
 from splince_fast.labels.containers import read_declared
-from splince_fast.moments.variable import (
-    Codes,
-    Request,
-    Variable,
-    add_at,
-    denominator,
-    refuse_other_kind,
-)
+from splince_fast.moments.block import Codes, LabelSums
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 
-class ClassSums(Variable):
+class ClassSums:
     """Sums per class of a class-coded variable."""
 
-    # Each array has one row per class. `commit` appends rows for new classes, so that the arrays
-    # are shorter than `names` if some classes occur only in buffered rows.
+    # Each array has one row per class. The arrays are shorter than `names` if the last classes
+    # occur only in buffered rows.
 
     __slots__ = (
-        "_last_lookup", "_names", "_new_lookup", "_positions", "n_columns", "rows", "sums",
-        "weights", "width",
+        "_last_lookup", "_names", "_positions", "n_columns", "rows", "sums", "weights", "width",
     )  # fmt: skip
 
-    kind = "classes"
-    missing_label = -1
+    kind: ClassVar[str] = "classes"
     TENSORS: ClassVar[Layout] = {
         "rows": (np.int64, ("k",), 0),
         "weights": (np.float64, ("k",), 0),
@@ -66,12 +65,9 @@ class ClassSums(Variable):
         self.weights = np.zeros(k) if weights is None else weights  # (k,): weight sum of each class
         # (k, d): sum w (x - r) of each class
         self.sums = np.zeros((k, width)) if sums is None else sums
-        # Two caches for columns with the same classes. `_last_lookup` holds the classes of the last
-        # column, and the position of each class in the sums, followed by -1 for a missing label.
-        # `_new_lookup` holds the same for a column with new classes, and the new classes, until
-        # `register` is called.
+        # Cache for columns with the same classes: the classes of the last column, and the position
+        # of each class in the sums, followed by -1 for a missing label.
         self._last_lookup: tuple[tuple[ClassName, ...], Codes] | None = None
-        self._new_lookup: tuple[tuple[ClassName, ...], Codes, list[ClassName]] | None = None
 
     @property
     def names(self) -> list[ClassName]:
@@ -94,12 +90,10 @@ class ClassSums(Variable):
     def new(cls, width: int, column: ClassCodes) -> ClassSums:
         return cls(width)
 
-    def encode(
-        self, column: ClassCodes, name: object
-    ) -> tuple[Codes | None, list[ClassName] | None]:
+    def encode(self, column: ClassCodes, name: object) -> tuple[Codes | None, ClassSums]:
         classes, n_registered = column.classes, len(self._names)
         if not classes:
-            return None, None
+            return None, self
         if n_registered and type(self._names[0]) is not type(classes[0]):
             first = self._names[0]
             raise LabelError(
@@ -112,31 +106,25 @@ class ClassSums(Variable):
             # Equality does not suffice for joint classes, which are tuples: (True,) == (1,), but
             # they are different classes.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
-                return lookup.take(column.codes, mode="wrap"), None
+                return lookup.take(column.codes, mode="wrap"), self
         # A missing label has code -1, which indexes the last entry of `lookup`, -1.
         lookup = np.full(len(classes) + 1, -1, np.intp)
         if n_registered:
             positions = map(self.position_by_key.get, _keys(classes), repeat(-1))
             lookup[:-1] = np.fromiter(positions, np.intp, len(classes))
         new = np.flatnonzero(lookup[:-1] < 0)
-        lookup[new] = np.arange(n_registered, n_registered + len(new))
-        new_classes = [classes[i] for i in new.tolist()] if n_registered else list(classes)
-        if new_classes:
-            self._new_lookup = classes, lookup, new_classes
-        else:
-            self._last_lookup = classes, lookup
-        return lookup.take(column.codes, mode="wrap"), new_classes or None
-
-    def register(self, new_names: list[ClassName]) -> None:
-        positions, start = self._positions, len(self._names)
-        self._names += new_names
-        self.n_columns = len(self._names)
-        if start and len(positions) == start:
-            added = range(start, start + len(new_names))
-            positions.update(zip(_keys(new_names), added, strict=True))
-        if self._new_lookup is not None and self._new_lookup[2] is new_names:
-            self._last_lookup = self._new_lookup[:2]
-        self._new_lookup = None
+        variable = self
+        if len(new):
+            lookup[new] = np.arange(n_registered, n_registered + len(new))
+            names = [*self._names, *(classes[i] for i in new.tolist())]
+            variable = ClassSums(self.width, names, self.rows, self.weights, self.sums)
+            if len(self._positions) == n_registered > 0:
+                added = zip(
+                    _keys(names[n_registered:]), range(n_registered, len(names)), strict=True
+                )
+                variable._positions = self._positions | dict(added)
+        variable._last_lookup = classes, lookup
+        return lookup.take(column.codes, mode="wrap"), variable
 
     def code_of(self, column: object, name: str) -> int:
         """Return the code of the label in a column of one row."""
@@ -152,28 +140,22 @@ class ClassSums(Variable):
         classes, lookup = self._last_lookup
         return int(lookup[declared.data[0]]) if declared.categories is classes else -1
 
-    def request(self, labels: Codes, weight: Float | None) -> Request:
-        # Request sums only for classes that occur in `labels`; missing labels, -1, have no sum.
+    def label_sums(self, labels: Codes, weight: Float | None) -> LabelSums:
+        # Class sums only for classes that occur in `labels`; missing labels, -1, have none.
         codes, present, rows, weights, size = row_kernels.count_classes(
             labels, weight, len(self._names)
         )
-        # Allocate the arrays and the scratch memory for `commit` here, because it must not fail.
-        padded = self._padded_to(size) if size > len(self.rows) else None
-        scratch = np.empty((len(present), self.width))
-        return Request(codes, len(present), None, (present, rows, weights, padded, scratch))
+        return LabelSums(codes, weights, np.empty((0, len(labels))), (present, rows, size))
 
-    def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        present, rows, weights, padded, scratch = request.commit_data
-        if padded is not None:
-            self.rows, self.weights, self.sums = padded
-        self.rows[present] += rows
-        self.weights[present] += weights
-        add_at(self.sums, present, class_sums, scratch)
-
-    def moved(self, offset: Float) -> ClassSums:
-        other = self.copy()
-        other.sums += other.weights[:, None] * offset
-        return other
+    def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
+        present, rows, size = sums.data
+        new = self._padded_to(size) if size > len(self.rows) else (
+            self.rows.copy(), self.weights.copy(), self.sums
+        )  # fmt: skip
+        new[0][present] += rows
+        new[1][present] += sums.weights
+        attributes = dict(zip(("rows", "weights", "sums"), new, strict=True))
+        return [Addition(new[2], class_sums, present), Assignment(self, attributes)]
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -189,9 +171,8 @@ class ClassSums(Variable):
         self.weights *= factor
         self.sums *= factor
 
-    def merged(self, other: Variable, offset: Float, sign: int, name: object) -> ClassSums:
+    def merged(self, other: Any, offset: Float, sign: int, name: object) -> ClassSums:
         refuse_other_kind(name, self, other)
-        other = cast(ClassSums, other)
         ours, theirs = self._names, other._names
         if ours and theirs and type(ours[0]) is not type(theirs[0]):
             raise IncompatibleMomentsError(
@@ -235,13 +216,6 @@ class ClassSums(Variable):
             )
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
-
-    def depends_on_label(
-        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
-    ) -> NDArray[np.bool_]:
-        weights = self.weights[:, None]
-        difference = np.abs(self.sums[:, features] - weights * mean_deviation[features])
-        return np.asarray((difference > weights * rounding[features]).any(axis=0))
 
     def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
         self.sums[:, features] = np.outer(self.weights, mean_deviation[features])
@@ -343,3 +317,28 @@ def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
     if len(names) and type(names[0]) is tuple:
         return map(class_key, names)
     return zip(map(type, names), names, strict=True)
+
+
+def check_ddof(ddof: object) -> None:
+    if not is_number(ddof) or not np.isfinite(float(ddof)):
+        raise InputError(f"ddof is {ddof!r}; it must be a finite number, such as 0 or 1")
+
+
+def denominator(weight: float, ddof: float, name: object) -> float:
+    """Return weight - ddof; raise NotEnoughDataError unless it is positive."""
+    check_ddof(ddof)
+    if weight - ddof <= 0:
+        raise NotEnoughDataError(
+            f"the covariance with {name!r} needs a total weight above ddof = {ddof:g}, and its "
+            f"labelled rows have {weight:g}; add rows or pass ddof=0"
+        )
+    return weight - ddof
+
+
+def refuse_other_kind(name: object, ours: Any, theirs: Any) -> None:
+    """Raise IncompatibleMomentsError unless both variables are of one kind."""
+    if type(ours) is not type(theirs):
+        raise IncompatibleMomentsError(
+            f"the variable {name!r} is {ours.kind} on one side and {theirs.kind} on the other; "
+            "accumulate both with the same kinds="
+        )

@@ -6,9 +6,8 @@ the result is bit for bit the same for every number of workers, even if workers 
 
 from __future__ import annotations
 
-import pickle
-from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,10 +27,8 @@ _ROWS_PER_FEATURE = 16
 _GROUP_BYTES = 1 << 29
 # Number of states that one cluster task merges into one.
 _FAN_IN = 4
-# Number of consecutive groups per wave, and number of waves on the cluster at a time: no worker
-# waits for the end of a wave.
+# Number of consecutive groups whose sum is sent to this process.
 _WAVE = 64
-_WAVES_AHEAD = 2
 # Number of times that dask runs a failed task again.
 _RETRIES = 2
 # Largest size, in bytes, of a source in the memory of this process that is sent to the workers.
@@ -49,31 +46,31 @@ class Group(NamedTuple):
 def accumulate(source: Source, empty: Moments, client: Any, *, progress: bool | None) -> Moments:
     """Return `empty` plus the moments of a source, whose blocks the workers of `client` read."""
     _check(client, source)
-    width, total = source.n_features, empty
-    if width is None:
+    if (width := source.n_features) is None:
         first = next(iter(source), None)
         width = 1 if first is None else int(first.X.shape[1])
-    groups, tasks = groups_of(source, width), _Tasks(client, source, empty)
-    waves = iter(lambda: list(islice(groups, _WAVE)), [])
-    sums = ((wave, tasks.sum_of(map(tasks.state_of, wave))) for wave in waves)
-    pending = deque(islice(sums, _WAVES_AHEAD))
+    shared = None
+    if not hasattr(source, "part"):
+        # A task, and not `scatter`, brings the source to the cluster: if a worker is lost, dask
+        # repeats its tasks but restores no scattered data.
+        shared = client.submit(_same, source, pure=False, retries=_RETRIES)
+    groups = list(groups_of(source, width))
+    waves = [groups[i : i + _WAVE] for i in range(0, len(groups), _WAVE)]
+    sums = [_sum_of(wave, client, source, shared, empty) for wave in waves]
     with Progress(source.n_rows, show=progress) as bar:
         try:
-            while pending:
-                wave, future = pending[0]
-                try:
-                    total += future.result()
-                except Exception as error:
-                    blocks = f"blocks {wave[0].first} to {wave[-1].stop - 1}"
-                    error.add_note(f"{client} was accumulating {blocks} of {source.name}")
-                    raise
-                del pending[0], future
+            for wave, future in zip(waves, sums, strict=True):
+                empty += future.result()
+                future.release()
                 rows = sum(group.rows for group in wave)
                 bar.advance(rows, rows * ((source.nbytes or 0) // (source.n_rows or 1)))
-                pending.extend(islice(sums, 1))
+        except Exception as error:
+            blocks = f"blocks {wave[0].first} to {wave[-1].stop - 1}"
+            error.add_note(f"{client} was accumulating {blocks} of {source.name}")
+            raise
         finally:
-            client.cancel([future for _, future in pending])
-    return total
+            client.cancel(sums)
+    return empty
 
 
 def _check(client: object, source: Source) -> None:
@@ -107,39 +104,23 @@ def groups_of(source: Source, width: int) -> Iterator[Group]:
         yield Group(first, stop, rows)
 
 
-class _Tasks:
-    """Submission of tasks on one source to a cluster; methods return dask futures."""
-
-    def __init__(self, client: Any, source: Source, empty: Moments) -> None:
-        self._client, self._source = client, source
-        self._type, self._arguments = type(empty), empty._arguments()
-        self._part = getattr(source, "part", None)
-        if self._part is None:
-            # A task, and not `scatter`, brings the source to the cluster: if a worker is lost, dask
-            # repeats its tasks but restores no scattered data.
-            self._shared = self._submit(pickle.loads, _pickled(source))
-
-    def _submit(self, function: Any, *arguments: Any) -> Any:
-        return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
-
-    def state_of(self, group: Group) -> Any:
-        """Return a future of the moments of a group."""
-        first, stop, _ = group
-        arguments = arguments_of_part(self._arguments, first)
-        rest = self._type, arguments, f"blocks {first} to {stop - 1} of {self._source.name}"
-        if self._part is None:
-            return self._submit(_state_of_range, self._shared, first, stop, *rest)
-        block = require("dask", "dask").delayed(tuple(self._part(first, stop)))
-        block = self._client.compute(block, retries=_RETRIES)
-        return self._submit(_state_of_blocks, [block], *rest)
-
-    def sum_of(self, states: Iterable[Any]) -> Any:
-        """Return a future of the sum of the moments of one or more futures."""
-        states = list(states)
-        while len(states) > 1:
-            parts = (states[i : i + _FAN_IN] for i in range(0, len(states), _FAN_IN))
-            states = [self._submit(self._type._sum_of, part) for part in parts]
-        return states[0]
+def _sum_of(wave: list[Group], client: Any, source: Any, shared: Any, empty: Moments) -> Any:
+    """Return a dask future of the moments of consecutive groups."""
+    # Earlier groups precede later ones, so that few states are in memory.
+    options = {"retries": _RETRIES, "priority": -wave[0].first}
+    submit, states = partial(client.submit, pure=False, **options), []
+    for first, stop, _ in wave:
+        arguments = arguments_of_part(empty._arguments(), first)
+        rest = type(empty), arguments, f"blocks {first} to {stop - 1} of {source.name}"
+        if shared is None:
+            block = require("dask", "dask").delayed(tuple(source.part(first, stop)))
+            states.append(submit(_state_of_blocks, [client.compute(block, **options)], *rest))
+        else:
+            states.append(submit(_state_of_range, shared, first, stop, *rest))
+    while len(states) > 1:
+        parts = (states[i : i + _FAN_IN] for i in range(0, len(states), _FAN_IN))
+        states = [submit(type(empty)._sum_of, part) for part in parts]
+    return states[0]
 
 
 def _state_of_blocks(
@@ -163,12 +144,5 @@ def _state_of_range(source: Source, first: int, stop: int, *rest: Any) -> Moment
     return _state_of_blocks(islice(source.iter_from(first), stop - first), *rest)
 
 
-def _pickled(source: Source) -> bytes:
-    pickled: bytes = require("cloudpickle", "dask").dumps(source)
-    if len(pickled) > _MOST_SENT_BYTES:
-        raise InputError(
-            f"the labels of {source.name} take {len(pickled) / 2**20:.0f} MiB of memory, and every "
-            "worker would need a copy; pass labels as paths of .npy files, one per shard, or as "
-            "columns of parquet files"
-        )
-    return pickled
+def _same(source: Source) -> Source:
+    return source

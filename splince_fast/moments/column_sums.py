@@ -1,28 +1,27 @@
 """Sums over the labelled rows of a continuous variable z.
 
 The sums are the number of rows, the weight sum, sum w (x - r), sum w (z - t),
-sum w (z - t)(x - r)^T and sum w (z - t)(z - t)^T, with the reference points r of x and t of z. If
-the columns of z are indicators (each row of z holds at most one 1, and zeros), no matrix product is
-needed: the products with x are sums per class, and the products of two columns follow from the
-weight sums of the classes.
+sum w (z - t)(x - r)^T and sum w (z - t)(z - t)^T, with the reference points r of x and t of z.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import row_kernels, spans
+from splince_fast._kernels import spans
+from splince_fast._kernels.row_kernels import Addition, Assignment, Change
 from splince_fast._runtime.files import Layout, Tensors, check_tensors
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
-from splince_fast.moments.block import MATRIX_PRODUCT_FROM
+from splince_fast.moments.block import LabelSums
+from splince_fast.moments.class_sums import denominator, refuse_other_kind
 from splince_fast.moments.state import EPS64
-from splince_fast.moments.variable import Request, Variable, add_at, denominator, refuse_other_kind
 
 Float = NDArray[np.float64]
 
@@ -30,16 +29,11 @@ Float = NDArray[np.float64]
 _LARGEST_VALUE = 1e140
 
 
-class ColumnSums(Variable):
+@dataclass(slots=True)
+class ColumnSums:
     """Sums of the columns of a continuous variable z."""
 
-    __slots__ = (
-        "_n_rows", "_weight", "n_columns", "names", "products", "reference", "squares", "width",
-        "x_sum", "z_sum",
-    )  # fmt: skip
-
-    kind = "continuous"
-    missing_label = np.nan
+    kind: ClassVar[str] = "continuous"
     TENSORS: ClassVar[Layout] = {
         "counts": (np.int64, (1,), 0),
         "weight": (np.float64, (1,), 0),
@@ -50,28 +44,15 @@ class ColumnSums(Variable):
         "squares": (np.float64, ("k", "k")),
     }
 
-    def __init__(
-        self,
-        width: int,
-        names: list[str],
-        n_rows: int,
-        weight: float,
-        reference: Float,
-        x_sum: Float,
-        z_sum: Float,
-        products: Float,
-        squares: Float,
-    ) -> None:
-        self.width = width
-        self.names = names
-        self.n_columns = len(names)
-        self._n_rows = n_rows
-        self._weight = weight
-        self.reference = reference  # (k,): reference point t of z; arbitrary before the first rows
-        self.x_sum = x_sum  # (d,): sum w (x - r)
-        self.z_sum = z_sum  # (k,): sum w (z - t)
-        self.products = products  # (k, d): sum w (z - t)(x - r)^T
-        self.squares = squares  # (k, k): sum w (z - t)(z - t)^T
+    width: int
+    names: list[str]
+    n_rows: int  # number of labelled rows
+    weight: float  # weight sum of the labelled rows
+    reference: Float  # (k,): reference point t of z; arbitrary before the first rows
+    x_sum: Float  # (d,): sum w (x - r)
+    z_sum: Float  # (k,): sum w (z - t)
+    products: Float  # (k, d): sum w (z - t)(x - r)^T
+    squares: Float  # (k, k): sum w (z - t)(z - t)^T
 
     @classmethod
     def _empty(cls, width: int, names: list[str]) -> ColumnSums:
@@ -85,9 +66,9 @@ class ColumnSums(Variable):
     def new(cls, width: int, column: Columns) -> ColumnSums:
         return cls._empty(width, list(column.columns))
 
-    def encode(self, column: Columns, name: object) -> tuple[Float | None, list[str] | None]:
+    def encode(self, column: Columns, name: object) -> tuple[Float | None, ColumnSums]:
         if column.present is not None and not column.present.any():
-            return None, None
+            return None, self
         names, values = list(column.columns), column.values
         unnamed = self.unnamed
         if len(names) != self.n_columns or not (names == self.names or unnamed or _unnamed(names)):
@@ -103,12 +84,11 @@ class ColumnSums(Variable):
             )
         if column.present is not None:
             values = np.where(column.present[:, None], values, np.nan)
-        return values, names if unnamed and names != self.names else None
+        if not unnamed or names == self.names:
+            return values, self
+        return values, replace(self, names=names)
 
-    def register(self, new_names: list[str]) -> None:
-        self.names = new_names
-
-    def request(self, labels: Float, weight: Float | None) -> Request:
+    def label_sums(self, labels: Float, weight: Float | None) -> LabelSums:
         import splince_fast._kernels.blas as blas_kernels
 
         n, k = labels.shape
@@ -119,20 +99,12 @@ class ColumnSums(Variable):
             w = np.where(missing, 0.0, w)
             labels = np.where(missing[:, None], 0.0, labels)
         reference = self.reference
-        if not self._n_rows and n_present:
+        if not self.n_rows and n_present:
             values = labels[~missing]
             # Deviations from the first row keep the mean of a constant column exact.
             reference = values[0] + (w[~missing] @ (values - values[0])) / w.sum()
-        codes = indicator_codes(labels) if k >= MATRIX_PRODUCT_FROM else None
-        if codes is not None:
-            codes[missing] = -1
-            indicators = Indicators(codes, weight, reference, self.width)
-            sums = (*indicators.label_sums(), reference, indicators)
-            return Request(
-                indicators.codes, indicators.n_classes, None, (n_present, float(w.sum()), *sums)
-            )
         # The columns are z - t and 1. They are multiplied by sqrt(w) for `squares`, and then by
-        # sqrt(w) again, so that the request for `products` includes the weights.
+        # sqrt(w) again, for the products with x.
         columns = np.empty((n, k + 1))
         np.subtract(labels, reference, out=columns[:, :k])
         columns[:, k] = 1.0
@@ -145,25 +117,17 @@ class ColumnSums(Variable):
         if sqrt_weight is not None:
             columns *= sqrt_weight
             columns[:, k] = w
-        commit_data = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference, None)
-        return Request(None, 0, columns.T, commit_data)
+        data = n_present, float(w.sum()), reference, squares[:k, k], squares[:k, :k]
+        return LabelSums(None, np.empty(0), columns.T, data)
 
-    def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        n_rows, weight, z_sum, squares, self.reference, indicators = request.commit_data
-        if indicators is not None:
-            products = indicators.products(class_sums)
-        self._n_rows += n_rows
-        self._weight += weight
-        self.z_sum += z_sum
-        self.squares += squares
-        self.products += products[:-1]
-        self.x_sum += products[-1]
-
-    def moved(self, offset: Float) -> ColumnSums:
-        other = self.copy()
-        other.x_sum += other._weight * offset
-        other.products += np.outer(other.z_sum, offset)
-        return other
+    def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
+        n_rows, weight, reference, z_sum, squares = sums.data
+        attributes = {
+            "n_rows": self.n_rows + n_rows, "weight": self.weight + weight,
+            "reference": reference, "x_sum": self.x_sum + products[-1],
+            "z_sum": self.z_sum + z_sum, "squares": self.squares + squares,
+        }  # fmt: skip
+        return [Addition(self.products, products[:-1]), Assignment(self, attributes)]
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -171,50 +135,49 @@ class ColumnSums(Variable):
         return self._empty(self.width, list(self.names))
 
     def copy(self) -> ColumnSums:
-        return ColumnSums(self.width, list(self.names), self._n_rows, self._weight,
-                          self.reference.copy(), self.x_sum.copy(), self.z_sum.copy(),
-                          self.products.copy(), self.squares.copy())  # fmt: skip
+        return replace(self, names=list(self.names), reference=self.reference.copy(),
+                       x_sum=self.x_sum.copy(), z_sum=self.z_sum.copy(),
+                       products=self.products.copy(), squares=self.squares.copy())  # fmt: skip
 
     def scale(self, factor: float) -> None:
-        self._weight *= factor
+        self.weight *= factor
         for sums in (self.x_sum, self.z_sum, self.products, self.squares):
             sums *= factor
 
-    def merged(self, other: Variable, offset: Float, sign: int, name: object) -> ColumnSums:
+    def merged(self, other: Any, offset: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
-        other = cast(ColumnSums, other)
         self._refuse_other_columns(other, sign, name)
         names = list(other.names) if self.unnamed else list(self.names)
-        if self._n_rows == other._n_rows and sign < 0:
+        if self.n_rows == other.n_rows and sign < 0:
             return self._empty(self.width, names)
         result = self.copy()
         result.names = names
-        if not other._n_rows:
+        if not other.n_rows:
             return result
-        if not self._n_rows:
+        if not self.n_rows:
             result.reference = other.reference.copy()
         z_offset = other.reference - result.reference
-        z_sum = other.z_sum + other._weight * z_offset
-        x_sum = other.x_sum + other._weight * offset
+        z_sum = other.z_sum + other.weight * z_offset
+        x_sum = other.x_sum + other.weight * offset
         products = (
             other.products
             + np.outer(z_offset, other.x_sum)
             + np.outer(other.z_sum, offset)
-            + other._weight * np.outer(z_offset, offset)
+            + other.weight * np.outer(z_offset, offset)
         )
         squares = (
             other.squares
             + np.outer(z_offset, other.z_sum)
             + np.outer(other.z_sum, z_offset)
-            + other._weight * np.outer(z_offset, z_offset)
+            + other.weight * np.outer(z_offset, z_offset)
         )
-        result._n_rows += sign * other._n_rows
-        result._weight += sign * other._weight
+        result.n_rows += sign * other.n_rows
+        result.weight += sign * other.weight
         result.x_sum += sign * x_sum
         result.z_sum += sign * z_sum
         result.products += sign * products
         result.squares += sign * squares
-        if result._weight <= 0:
+        if result.weight <= 0:
             raise IncompatibleMomentsError(
                 f"cannot remove these moments: rows labelled with {name!r} would remain without "
                 "weight; subtract only moments that were added"
@@ -235,9 +198,9 @@ class ColumnSums(Variable):
                 f"the variable {name!r} has the columns {self.names} on one side and "
                 f"{other.names} on the other; accumulate both from the same columns"
             )
-        if sign < 0 and other._n_rows > self._n_rows:
+        if sign < 0 and other.n_rows > self.n_rows:
             raise IncompatibleMomentsError(
-                f"cannot remove {other._n_rows} rows labelled with {name!r} from {self._n_rows}; "
+                f"cannot remove {other.n_rows} rows labelled with {name!r} from {self.n_rows}; "
                 "subtract only moments that were added"
             )
 
@@ -247,37 +210,24 @@ class ColumnSums(Variable):
         # becomes the value of the column, because rounding errors of sums about a distant point
         # would hide that the column is constant.
         squares = np.einsum("ii->i", before.squares)
-        rounding = EPS64 * (64 + 8 * before._n_rows**0.5) * squares
-        squares_of_mean = self.z_sum**2 / self._weight
+        rounding = EPS64 * (64 + 8 * before.n_rows**0.5) * squares
+        squares_of_mean = self.z_sum**2 / self.weight
         constant = np.flatnonzero(np.einsum("ii->i", self.squares) - squares_of_mean <= rounding)
-        self.reference[constant] += self.z_sum[constant] / self._weight
+        self.reference[constant] += self.z_sum[constant] / self.weight
         self.z_sum[constant] = 0.0
         self.products[constant] = 0.0
         self.squares[constant, :] = 0.0
         self.squares[:, constant] = 0.0
 
-    def depends_on_label(
-        self, features: NDArray[np.intp], mean_deviation: Float, rounding: Float
-    ) -> NDArray[np.bool_]:
-        scale = np.sqrt(np.maximum(np.diag(self.squares), 0.0) * self._weight)[:, None]
-        difference = np.abs(
-            self.products[:, features] - np.outer(self.z_sum, mean_deviation[features])
-        )
-        return np.asarray((difference > scale * rounding[features]).any(axis=0))
-
     def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
-        self.x_sum[features] = self._weight * mean_deviation[features]
+        self.x_sum[features] = self.weight * mean_deviation[features]
         self.products[:, features] = np.outer(self.z_sum, mean_deviation[features])
 
     # -- reading ---------------------------------------------------------------------------
 
     @property
-    def n_rows(self) -> int:
-        return self._n_rows
-
-    @property
-    def weight(self) -> float:
-        return self._weight
+    def n_columns(self) -> int:
+        return len(self.names)
 
     @property
     def unnamed(self) -> bool:
@@ -294,37 +244,37 @@ class ColumnSums(Variable):
     def cross_covariance(self, ddof: float, name: object) -> Float:
         """Return Cov(x, z) over the labelled rows, (d, k)."""
         # It is (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w.
-        divisor = denominator(self._weight, ddof, name)
-        columns = self.products - np.outer(self.z_sum / self._weight, self.x_sum)
+        divisor = denominator(self.weight, ddof, name)
+        columns = self.products - np.outer(self.z_sum / self.weight, self.x_sum)
         return np.asarray(columns.T / divisor)
 
     def mean(self) -> Float:
         """Return the mean of z over the labelled rows, (k,)."""
-        return np.asarray(self.reference + self.z_sum / self._weight)
+        return np.asarray(self.reference + self.z_sum / self.weight)
 
     def variance(self) -> Float:
         """Return Cov(z, z), (k, k), with ddof = 0."""
-        mean = self.z_sum / self._weight
-        return np.asarray(self.squares / self._weight - np.outer(mean, mean))
+        mean = self.z_sum / self.weight
+        return np.asarray(self.squares / self.weight - np.outer(mean, mean))
 
     def span(self) -> Float:
         """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0."""
         # Each row is the covariance of x with a column of z, divided by the standard deviation of
         # the column. Constant columns have no row.
-        if self._weight == 0:
+        if self.weight == 0:
             return np.zeros((0, self.width))
         return spans.column_span(
-            self.products, self.z_sum, self.x_sum, self.squares, self.reference, self._weight
+            self.products, self.z_sum, self.x_sum, self.squares, self.reference, self.weight
         )
 
     def deviations(self) -> Float:
         """Return the standard deviations of z, (k,), ddof = 0; exactly 0 for constant columns."""
-        return spans.column_deviations(self.z_sum, self.squares, self.reference, self._weight)
+        return spans.column_deviations(self.z_sum, self.squares, self.reference, self.weight)
 
     # -- storing ---------------------------------------------------------------------------
 
     def tensors(self) -> Tensors:
-        counts, weight = np.array([self._n_rows], np.int64), np.array([self._weight])
+        counts, weight = np.array([self.n_rows], np.int64), np.array([self.weight])
         sums = (self.reference, self.x_sum, self.z_sum, self.products, self.squares)
         return dict(zip(self.TENSORS, (counts, weight, *sums), strict=True))
 
@@ -351,63 +301,3 @@ class ColumnSums(Variable):
 
 def _unnamed(names: list[str]) -> bool:
     return names == [str(i) for i in range(len(names))]
-
-
-Codes = NDArray[np.intp]
-
-# Number of rows that `indicator_codes` reads at once.
-_PART_ROWS = 256
-
-
-class Indicators:
-    """Sums of a block of indicators z about a reference point t of z, with preallocated memory."""
-
-    def __init__(self, codes: Codes, weight: Float | None, reference: Float, width: int) -> None:
-        # `codes` is the result of `indicator_codes`, with -1 for a missing label; the attribute
-        # numbers the `n_classes` classes that occur, among them the rows of zeros, in their order.
-        k = len(reference)
-        self.codes, self._present, _, self._weights, _ = row_kernels.count_classes(
-            codes, weight, k + 1
-        )
-        self.n_classes, self._reference = len(self._present), reference
-        # The last row belongs to the class of the rows of zeros.
-        self._products = np.zeros((k + 1, width))
-        self._total, self._scratch = np.empty(width), np.empty((self.n_classes, width))
-
-    def label_sums(self) -> tuple[Float, Float]:
-        """Return sum w (z - t), (k,), and sum w (z - t)(z - t)^T, (k, k), exactly symmetric."""
-        t, class_weights = self._reference, np.zeros(len(self._reference) + 1)
-        class_weights[self._present] = self._weights
-        weights, weight_sum = class_weights[:-1], float(self._weights.sum())
-        half = np.outer(t, weights - 0.5 * weight_sum * t)
-        squares = -(half + half.T)
-        # Computed from non-negative terms, the diagonal is exactly 0 for a constant column.
-        np.fill_diagonal(squares, weights * (1.0 - t) ** 2 + (weight_sum - weights) * t**2)
-        return weights - weight_sum * t, squares
-
-    def products(self, class_sums: Float) -> Float:
-        """Return sum w (z - t)(x - r)^T, (k, d), and below it the row sum w (x - r)."""
-        # No memory is allocated.
-        products, total = self._products, self._total
-        np.sum(class_sums, axis=0, out=total)
-        np.multiply(self._reference[:, None], total, out=products[:-1])
-        np.negative(products[:-1], out=products[:-1])
-        add_at(products, self._present, class_sums, self._scratch)
-        products[-1] = total
-        return products
-
-
-def indicator_codes(labels: Float) -> Codes | None:
-    """Return the number of the column that is 1 in each row, or k for a row of zeros, (n,)."""
-    n, k = labels.shape
-    codes = np.empty(n, np.intp)
-    for start in range(0, n, _PART_ROWS):
-        part = labels[start : start + _PART_ROWS]
-        nonzero = part != 0
-        column = nonzero.argmax(axis=1)
-        value = np.take_along_axis(part, column[:, None], axis=1)[:, 0]
-        ones = value == 1
-        if np.count_nonzero(nonzero) != np.count_nonzero(ones) or (value[~ones] != 0).any():
-            return None
-        codes[start : start + len(part)] = np.where(ones, column, k)
-    return codes

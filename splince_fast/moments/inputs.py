@@ -24,7 +24,7 @@ from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
 from splince_fast.labels.positions import check_index, map_labels, take_entries, take_positions
-from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.split import Part
 
 Float = NDArray[np.float64]
 
@@ -42,13 +42,13 @@ class Update(NamedTuple):
 
 
 def read_update(
-    X: object, labels: object, sample_weight: object, mask: object, accumulator: Accumulator
+    X: object, labels: object, sample_weight: object, mask: object, accumulator: Part
 ) -> Update:
     """Return the validated arguments of `Moments.update`."""
     width, parameters = accumulator.width, accumulator.parameters
     if mask is not None or len(getattr(X, "shape", ())) > 2:
         X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
-    if parameters.is_diagonal and is_sparse(X):
+    if parameters.covariance_type == "diag" and is_sparse(X):
         rows: Rows = SparseRows.of(X, width=width)
     else:
         rows = Rows.of(X, width=width)

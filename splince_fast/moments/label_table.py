@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from splince_fast._runtime.files import Layout, Tensors, check_tensors
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import VariableName
+from splince_fast.moments.block import Labels
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.variable import Labels, Variable
+from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -79,36 +80,43 @@ class LabelTable:
         self.index[name] = index
         return index
 
-    def add(
+    def with_products(
         self,
         labels: Mapping[VariableName, Labels],
         variables: Mapping[VariableName, Variable],
         weight: Float | None,
-    ) -> None:
-        """Add the products of the label features of two variables, for a block of rows."""
-        # `labels` are encoded with the classes of `variables`.
+    ) -> tuple[LabelTable, Float]:
+        """Return this table or a larger copy, and the products of a block to add to its matrix."""
+        # The products are those of the label features of two variables. `labels` are encoded with
+        # the classes of `variables`.
+        table = self
         features: list[_Features] = []
         for name, column in labels.items():
             variable = variables[name]
-            if isinstance(variable, ClassSums):
-                index = self.index.get(name, _NO_INDEX)
-                if len(index) != variable.n_columns:
-                    index = self._reserve(name, variable.n_columns)
+            continuous = not isinstance(variable, ClassSums)
+            index = table.index.get(name)
+            if index is None or 0 < len(index) < variable.n_columns + continuous:
+                table = self.copy() if table is self else table
+                index = table._reserve(name, variable.n_columns + continuous)
+            if not continuous:
                 if len(index):
                     # Codes + 1, so that missing labels, with code -1, are counted in bin 0.
                     features.append((index, column + 1, _NO_VALUES))
                 continue
-            index = self._reserve(name, variable.n_columns + 1)
             present = np.asarray(~np.isnan(column).any(axis=1))
             if len(index) and present.any():
-                origin = self.origins.setdefault(name, column[present.argmax()].copy())
-                values = np.where(present[:, None], column - origin, 0.0)
+                if name not in table.origins:
+                    table = self.copy() if table is self else table
+                    table.origins[name] = column[present.argmax()].copy()
+                values = np.where(present[:, None], column - table.origins[name], 0.0)
                 features.append((index, None, np.column_stack([values, present])))
+        added = np.zeros_like(table.gram)
         for i, first in enumerate(features):
             for second in features[:i]:
                 block = _products(first, second, weight)
-                self.gram[np.ix_(first[0], second[0])] += block
-                self.gram[np.ix_(second[0], first[0])] += block.T
+                added[first[0][:, None], second[0]] = block
+                added[second[0][:, None], first[0]] = block.T
+        return table, added
 
     def reorder(self, name: VariableName, old: ClassSums, new: ClassSums) -> None:
         """Change the class order of a variable from `old` to `new`, which may have more classes."""

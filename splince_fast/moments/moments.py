@@ -2,59 +2,141 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, Self, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast import sources
 from splince_fast._kernels import blas
+from splince_fast._kernels.row_kernels import Assignment, add
 from splince_fast._runtime import files
-from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.keywords import check_keywords
-from splince_fast._runtime.lock import Deferred, new_lock
+from splince_fast._runtime.lock import new_lock
 from splince_fast._runtime.rows import check_feature_names, name_columns
-from splince_fast._solve.options import Options, is_integer, is_number
+from splince_fast._solve.options import Options, is_number
 from splince_fast.exceptions import (
-    FileFormatError,
     IncompatibleMomentsError,
     InputError,
-    LabelError,
     NonFiniteError,
     NotEnoughDataError,
+    SplinceError,
 )
-from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
-from splince_fast.labels.names import sort_key
-from splince_fast.moments.accumulator import Accumulator, check_column
-from splince_fast.moments.by_class import ClassAccumulator, take_labels
-from splince_fast.moments.format import (
-    FORMAT,
-    accumulator_of,
-    from_tensors,
-    part_of,
-    to_tensors,
-)
-from splince_fast.moments.inputs import Update, read_update
+from splince_fast.labels import ClassName, VariableName
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.class_sums import check_ddof
+from splince_fast.moments.format import FORMAT, from_tensors, to_tensors
+from splince_fast.moments.inputs import read_update
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator, with_subsample
+from splince_fast.moments.split import Part, Split, accumulator_of
 from splince_fast.moments.state import State
 from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.moments.stream import accumulate
-from splince_fast.moments.variable import check_ddof
 
-T = TypeVar("T")
 Float = NDArray[np.float64]
 
-_KIND, _KIND_OF_FOLDS = "moments", "folds"
-_MOST_FOLDS = 1024
+
+class _Accumulation:
+    """An accumulator or a split behind one lock, and its files: the base of moments and folds."""
+
+    _KIND: ClassVar[str]
+    _sums: Part
+    _lock: Any
+
+    @classmethod
+    def _wrap(cls, accumulator: Part, lock: Any = None) -> Self:
+        """Return a new object that owns an accumulator, without a copy."""
+        new = cls.__new__(cls)
+        new._own(accumulator, lock or new_lock())
+        return new
+
+    def _own(self, accumulator: Part, lock: Any) -> None:
+        self._sums, self._lock = accumulator, lock
+
+    @property
+    def _accumulator(self) -> Part:
+        """The accumulator or split; raise SplinceError if an update failed half-way."""
+        if self._sums.broken:
+            raise SplinceError(
+                "an update of these moments failed half-way, and their sums are incomplete; "
+                "accumulate again, or load the checkpoint"
+            )
+        return self._sums
+
+    @property
+    def parameters(self) -> Parameters:
+        """Validated arguments with which the moments were created."""
+        return self._sums.parameters
+
+    def _arguments(self) -> dict[str, Any]:
+        return self.parameters.as_arguments()
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows, without rows of weight 0."""
+        with self._lock:
+            return self._accumulator.n_rows
+
+    @property
+    def n_features(self) -> int | None:
+        """Number of features d; None before the first rows."""
+        return self._accumulator.width
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Column names of the first data frame among the rows; None if all rows were arrays.
+
+        Later data frames, and moments to be added, must have the same columns in the same order.
+        """
+        return self._accumulator.feature_names
+
+    @property
+    def variables(self) -> dict[VariableName, str]:
+        """Kind of each variable: "classes" or "continuous"."""
+        with self._lock:
+            return {name: v.kind for name, v in self._accumulator.variables.items()}
+
+    def _flush(self) -> None:
+        """Merge all buffered rows into the sums; the caller has the lock."""
+        if self._accumulator.has_pending:
+            self._accumulator.merge_pending()
+
+    def _write_checkpoint(
+        self, path: str | os.PathLike[str], stream: dict[str, object] | None
+    ) -> None:
+        """Write the state and the JSON object `stream`, which has the position in the source."""
+        with self._lock:
+            tensors, metadata = to_tensors(self._accumulator)
+            files.write(path, self._KIND, FORMAT, tensors, {**metadata, "stream": stream})
+
+    @classmethod
+    def _read_checkpoint(cls, path: str | os.PathLike[str]) -> tuple[Self, object]:
+        """Return the state and the JSON object `stream` of a file."""
+        tensors, metadata = files.read(path, cls._KIND, FORMAT)
+        with files.consistent(path, "accumulate again"):
+            return cls._wrap(cls._from_tensors(tensors, metadata)), metadata["stream"]
+
+    @classmethod
+    def _from_tensors(cls, tensors: files.Tensors, metadata: Mapping[str, Any]) -> Part:
+        return from_tensors(tensors, metadata, folds=cls._KIND == "folds")
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            tensors, metadata = to_tensors(self._accumulator, packed=True)
+            # Arrays are copied under the lock, since later updates change them. The packed scatter
+            # is a copy already.
+            copies = {k: t if k.endswith("scatter.lower") else t.copy() for k, t in tensors.items()}
+            return {"tensors": copies, "metadata": metadata}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._own(self._from_tensors(state["tensors"], state["metadata"]), new_lock())
 
 
-class Moments:
+class Moments(_Accumulation):
     """Streaming, mergeable first and second moments of x and of labelled variables.
 
     One pass over the data in blocks of any size gives the mean and covariance of x, and the
@@ -112,6 +194,7 @@ class Moments:
 
     *Threads.* One thread at a time uses an object; a second thread waits.
     Different objects can be filled by different threads and then added.
+    A process that is forked during an update of another thread has an unusable copy.
 
     Examples
     --------
@@ -128,6 +211,8 @@ class Moments:
     True
     """
 
+    _KIND = "moments"
+
     def __init__(
         self,
         *,
@@ -142,8 +227,7 @@ class Moments:
         parameters = Parameters.of(
             block_rows, kinds, joint, subsample, random_state, covariance_type, by
         )  # fmt: skip
-        self._accumulator = accumulator_of(parameters)
-        self._lock = new_lock()
+        self._own(accumulator_of(parameters), new_lock())
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -189,20 +273,21 @@ class Moments:
         >>> moments.class_counts("z")
         {'a': 5, 'b': 2}
         """
-        accumulator = self._accumulator
-        with self._lock, Deferred():
+        with self._lock:
+            accumulator = self._accumulator
             plain = sample_weight is None and mask is None and type(X) is np.ndarray
             if plain and X.shape[:1] == (1,) and accumulator.append_row(X, labels):
                 return self
-            batch = read_update(X, labels, sample_weight, mask, accumulator)
-            if batch.n:
-                try:
-                    accumulator.update(batch.rows, batch.weight, batch.encoded)
-                except NonFiniteError as error:
-                    name_columns(error, batch.feature_names)
-                    raise
-                if batch.feature_names is not None:
-                    name_features(self, batch.feature_names)
+            given = read_update(X, labels, sample_weight, mask, accumulator)
+            try:
+                changes = accumulator.prepare(given.rows, given.weight, given.encoded)
+            except NonFiniteError as error:
+                name_columns(error, given.feature_names)
+                raise
+            if given.n and given.feature_names is not None and accumulator.feature_names is None:
+                names = tuple(map(str, given.feature_names))
+                changes.append(Assignment(accumulator, {"feature_names": names}))
+            add(changes)
         return self
 
     @overload
@@ -319,14 +404,6 @@ class Moments:
         total: Moments = cluster.accumulate(source, cls(**parameters), client, progress=progress)
         return total
 
-    @property
-    def parameters(self) -> Parameters:
-        """Validated arguments with which the object was created."""
-        return self._accumulator.parameters
-
-    def _arguments(self) -> dict[str, Any]:
-        return self.parameters.as_arguments()
-
     # -- algebra ---------------------------------------------------------------------------
 
     def __add__(self, other: Moments) -> Moments:
@@ -341,8 +418,10 @@ class Moments:
         self._check_compatible(other)
         part = other.copy() if other is self else other
         first, second = sorted((self._lock, part._lock), key=id)  # avoids a deadlock
-        with first, second, Deferred():
-            self._flushed().add(part._flushed())
+        with first, second:
+            self._flush()
+            part._flush()
+            cast(Any, self._accumulator).add(part._accumulator)
         return self
 
     def __sub__(self, part: Moments) -> Moments:
@@ -350,7 +429,9 @@ class Moments:
         self._check_compatible(part)
         first, second = sorted((self._lock, part._lock), key=id)
         with first, second:
-            return self._wrap(self._flushed().without(part._flushed()))
+            self._flush()
+            part._flush()
+            return self._wrap(cast(Any, self._accumulator).without(part._accumulator))
 
     def __radd__(self, other: object) -> Moments:
         """Return a copy for ``0 + moments``, with which ``sum(parts)`` begins."""
@@ -369,33 +450,18 @@ class Moments:
             raise IncompatibleMomentsError(str(error)) from None
 
     @classmethod
-    def _empty(cls, parameters: Parameters) -> Moments:
-        return cls._wrap(accumulator_of(parameters))
-
-    @classmethod
-    def _wrap(cls, accumulator: Accumulator) -> Moments:
-        """Return new moments that own an accumulator, without a copy."""
-        new = cls.__new__(cls)
-        new._accumulator = accumulator
-        new._lock = new_lock()
-        return new
-
-    @staticmethod
-    def _sum_of(parts: Sequence[Moments]) -> Moments:
+    def _sum_of(cls, parts: Sequence[Moments]) -> Moments:
         """Return the sum of one or more moments, as a new object."""
-        first, *others = parts
-        with first._lock:
-            total = first._flushed().copy()
-        for part in others:
-            first._check_compatible(part)
-            with part._lock:
-                total.add(part._flushed())
-        return first._wrap(total)
+        total = cls._wrap(accumulator_of(parts[0].parameters))
+        for part in parts:
+            total += part
+        return total
 
     def _merged_copy(self) -> Moments:
         """Return a copy with all buffered rows merged into the sums."""
         with self._lock:
-            return self._wrap(self._flushed().copy())
+            self._flush()
+            return self.copy()
 
     def scaled(self, factor: float) -> Moments:
         """Return the moments of the same rows with every weight multiplied by a factor.
@@ -443,25 +509,6 @@ class Moments:
             return self._wrap(self._accumulator.copy())
 
     # -- reading ---------------------------------------------------------------------------
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows, without rows of weight 0."""
-        with self._lock:
-            return self._accumulator.n_rows
-
-    @property
-    def n_features(self) -> int | None:
-        """Number of features d; None before the first rows."""
-        return self._accumulator.width
-
-    @property
-    def feature_names(self) -> tuple[str, ...] | None:
-        """Column names of the first data frame among the rows; None if all rows were arrays.
-
-        Later data frames, and moments to be added, must have the same columns in the same order.
-        """
-        return self._accumulator.feature_names
 
     @property
     def weight(self) -> float:
@@ -577,12 +624,6 @@ class Moments:
             return dict(zip(names, map(int, variable.tensors()["rows"]), strict=True))
 
     @property
-    def variables(self) -> dict[VariableName, str]:
-        """Kind of each variable: "classes" or "continuous"."""
-        with self._lock:
-            return {name: v.kind for name, v in self._accumulator.variables.items()}
-
-    @property
     def by_class(self) -> dict[ClassName | None, Moments]:
         """Moments of each class of the variable `by`; the key None has the rows without a label.
 
@@ -601,19 +642,18 @@ class Moments:
         >>> bool(np.allclose(moments.by_class["a"].covariance(), np.cov(X[:50].T)))
         True
         """
+        split = self._accumulator
+        if not isinstance(split, Split):
+            raise InputError(
+                "these moments have no scatter per class; accumulate them with "
+                "Moments(by=NAME) for the name of the variable"
+            )
         with self._lock:
-            accumulator = self._flushed()
-            if not isinstance(accumulator, ClassAccumulator):
-                raise InputError(
-                    "these moments have no scatter per class; accumulate them with "
-                    "Moments(by=NAME) for the name of the variable"
-                )
-            parameters = dataclasses.replace(self.parameters, by=None)
-            parts = {name: part.copy() for name, part in accumulator.parts.items() if part.n_rows}
+            self._flush()
+            parts = {key: part.copy() for key, part in split.parts.items() if part.n_rows}
         for part in parts.values():
-            part.parameters = parameters
-            part.feature_names = accumulator.feature_names
-        return {name: self._wrap(part) for name, part in parts.items()}
+            part.feature_names = split.feature_names
+        return {key: self._wrap(part) for key, part in parts.items()}
 
     @property
     def nbytes(self) -> int:
@@ -625,11 +665,10 @@ class Moments:
         return object.__sizeof__(self) + self.nbytes
 
     def _flushed(self) -> Accumulator:
-        """Return the accumulator, with all buffered rows merged; the caller has the lock."""
-        if self._accumulator.has_pending:
-            with Deferred():
-                self._accumulator.merge_pending()
-        return self._accumulator
+        """Return the sums of all rows; the caller has the lock."""
+        self._flush()
+        held = self._accumulator
+        return cast(Accumulator, held.total()) if isinstance(held, Split) else held
 
     def _state(self) -> State:
         """Return the state of x, after buffered rows are merged into the sums."""
@@ -702,7 +741,7 @@ class Moments:
         path : path
             Path of the file, which is replaced atomically.
         """
-        self._write(path, None)
+        self._write_checkpoint(path, None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Moments:
@@ -720,47 +759,16 @@ class Moments:
         FileNotFoundError
             There is no such file.
         """
-        if files.kind_of(path) == "folds":
-            return Folds(2)._read_checkpoint(path)[0].total
-        return cls._read(path)[0]
-
-    def _write(self, path: str | os.PathLike[str], stream: dict[str, object] | None) -> None:
-        with self._lock:
-            tensors, metadata = to_tensors(self._accumulator)
-            files.write(path, _KIND, FORMAT, tensors, {**metadata, "stream": stream})
-
-    @classmethod
-    def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, object]:
-        tensors, metadata = files.read(path, _KIND, FORMAT)
-        with files.consistent(path, "accumulate again"):
-            return cls._wrap(from_tensors(tensors, metadata)), metadata["stream"]
-
-    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
-        """Write the state and the JSON object `stream`, which has the position in the source."""
-        self._write(path, stream)
-
-    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, object]:
-        """Return the moments and the JSON object `stream` of a checkpoint."""
-        return self._read(path)
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            tensors, metadata = to_tensors(self._accumulator, packed=True)
-            # Arrays are copied under the lock, since later updates change them. The packed scatter
-            # is a copy already.
-            copies = {k: t if k.endswith("scatter.lower") else t.copy() for k, t in tensors.items()}
-            return {"tensors": copies, "metadata": metadata}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        tensors, metadata = state["tensors"], state["metadata"]
-        self.__dict__.update(self._wrap(from_tensors(tensors, metadata)).__dict__)
+        if files.kind_of(path) == Folds._KIND:
+            return Folds._read_checkpoint(path)[0].total
+        return cls._read_checkpoint(path)[0]
 
 
 def _operand_error(other: object) -> InputError:
     return InputError(f"moments can be combined with moments only, not with {type(other).__name__}")
 
 
-class Folds(Sequence[Moments]):
+class Folds(_Accumulation, Sequence[Moments]):
     """A sequence of moments, into which the rows of a stream are split.
 
     Row number i of the stream is in fold ``splitmix64(i) mod n``; with `groups`, the fold of a row
@@ -800,16 +808,21 @@ class Folds(Sequence[Moments]):
     >>> eraser = sf.leace(folds[0], erase="z")  # folds[1] is held out
     """
 
+    _KIND = "folds"
+    _accumulator: Split
+
     def __init__(self, n_folds: int, *, groups: str | None = None, **parameters: Any) -> None:
-        if not is_integer(n_folds) or not 2 <= n_folds <= _MOST_FOLDS:
-            raise InputError(f"folds is {n_folds!r}; it must be an integer from 2 to {_MOST_FOLDS}")
-        if groups is not None and not isinstance(groups, str):
-            raise InputError(f"groups is {groups!r}; it must be the name of a variable")
         check_keywords(parameters, Moments, where="Moments")
-        validated = Parameters.of(**parameters)
-        self._folds = self._with_one_lock(Moments._empty(validated) for _ in range(int(n_folds)))
-        self._groups = groups
-        self._position = 0
+        self._own(Split(Parameters.of(**parameters), n_folds, groups), new_lock())
+
+    def _own(self, accumulator: Part, lock: Any) -> None:
+        super()._own(accumulator, lock)
+        parts = self._accumulator.parts.values()
+        self._folds = tuple(Moments._wrap(part, lock) for part in parts)
+
+    def _arguments(self) -> dict[str, Any]:
+        groups = self._accumulator.groups
+        return {"folds": len(self), "groups": groups, **self.parameters.as_arguments()}
 
     # -- a sequence ------------------------------------------------------------------------
 
@@ -834,34 +847,8 @@ class Folds(Sequence[Moments]):
     @property
     def total(self) -> Moments:
         """Moments of all rows, as a new object."""
-        with self._folds[0]._lock:
-            return Moments._sum_of(self._folds)
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows of all folds."""
-        with self._folds[0]._lock:
-            return sum(fold.n_rows for fold in self._folds)
-
-    @property
-    def n_features(self) -> int | None:
-        """Number of features d; None before the first rows."""
-        return next((fold.n_features for fold in self._folds if fold.n_features), None)
-
-    @property
-    def feature_names(self) -> tuple[str, ...] | None:
-        """Names of the features, as in :attr:`Moments.feature_names`."""
-        return self._any_with_rows().feature_names
-
-    @property
-    def parameters(self) -> Parameters:
-        """Arguments of the moments of each fold."""
-        return self._folds[0].parameters
-
-    @property
-    def variables(self) -> dict[VariableName, str]:
-        """Kind, "classes" or "continuous", of each variable that occurs in at least one fold."""
-        return {name: kind for fold in self._folds for name, kind in fold.variables.items()}
+        with self._lock:
+            return Moments._wrap(self._accumulator.total())
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -934,128 +921,36 @@ class Folds(Sequence[Moments]):
         InputError, NonFiniteError, LabelError
             The input is invalid; the folds are unchanged.
         """
-        with self._folds[0]._lock, Deferred():
-            # Validate all rows before any fold changes.
-            batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
+        with self._lock:
+            split = self._accumulator
+            given = read_update(X, labels, sample_weight, None, split)
+            index = np.arange(given.n) if given.row_index is None else given.row_index
+            numbers = index.astype(np.uint64) + np.uint64(split.position)
             try:
-                batch.rows.check()
+                changes = split.prepare(given.rows, given.weight, given.encoded, numbers=numbers)
             except NonFiniteError as error:
-                name_columns(error, batch.feature_names)
+                name_columns(error, given.feature_names)
                 raise
-            fold_of = self._fold_of_rows(batch, batch.n)
-            encoded = {name: v for name, v in batch.encoded.items() if name != self._groups}
-            for fold in self._folds:
-                variables = fold._accumulator.variables
-                for name in encoded.keys() & variables.keys():
-                    check_column(variables[name], encoded[name], name)
-            for i, fold in enumerate(self._folds):
-                if len(index := np.flatnonzero(fold_of == i)):
-                    fold._accumulator.update(
-                        batch.rows,
-                        None if batch.weight is None else batch.weight[index],
-                        take_labels(encoded, index),
-                        in_order=True,
-                        checked=True,
-                        index=index,
-                    )
-            self._position += batch.n_input_rows
-            name_features(self, batch.feature_names)
+            changes.append(Assignment(split, {"position": split.position + given.n_input_rows}))
+            if given.feature_names is not None and split.feature_names is None:
+                for owner in (split, *split.parts.values()):
+                    changes.append(Assignment(owner, {"feature_names": given.feature_names}))
+            add(changes)
         return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._folds = self._with_one_lock(self._folds)
-
-    @staticmethod
-    def _with_one_lock(folds: Iterable[Moments]) -> tuple[Moments, ...]:
-        """Return moments that share the lock of the first of them."""
-        first, *others = folds
-        for fold in others:
-            fold._lock = first._lock
-        return first, *others
-
-    def _any_with_rows(self) -> Moments:
-        """Return the first fold that has rows; if no fold has rows, the first fold."""
-        return next((fold for fold in self._folds if fold._accumulator.width), self._folds[0])
-
-    def _fold_of_rows(self, batch: Update, n: int) -> NDArray[np.intp]:
-        """Return the fold of each row, (n,)."""
-        index = np.arange(n) if batch.row_index is None else batch.row_index
-        hashes = splitmix64(index.astype(np.uint64) + np.uint64(self._position))
-        if self._groups is not None:
-            column = batch.encoded.get(self._groups)
-            if not isinstance(column, ClassCodes):
-                raise LabelError(
-                    f"groups names {self._groups!r}, which is not a class-coded variable of the "
-                    "labels; pass the ids of the groups as strings or integers"
-                )
-            hash_of_class = np.array([*map(_digest, column.classes), 0], np.uint64)
-            hashes = np.where(column.codes >= 0, hash_of_class[column.codes], hashes)
-        return (hashes % np.uint64(len(self._folds))).astype(np.intp)
 
     def _sort_classes(self) -> Folds:
         """Give all folds the same classes in sorted order, whatever the sizes of the blocks."""
-        classes: dict[VariableName, dict[tuple[object, ...], ClassName]] = {}
-        for fold in self._folds:
-            with fold._lock:
-                for name, variable in fold._flushed().variables.items():
-                    if variable.kind == "classes":
-                        found = {class_key(c): c for c in variable.class_names(name)}
-                        classes.setdefault(name, {}).update(found)
-        for name, by_key in classes.items():
-            order = sorted(by_key.values(), key=sort_key)
-            for fold in self._folds:
-                with fold._lock, Deferred():
-                    accumulator = fold._flushed()
-                    if accumulator.state is not None:
-                        accumulator.sort_classes(name, order)
+        with self._lock:
+            self._accumulator.sort_all_classes()
         return self
-
-    # -- storing ---------------------------------------------------------------------------
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"folds": len(self), "groups": self._groups, **self.parameters.as_arguments()}
-
-    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, object]) -> None:
-        tensors: files.Tensors = {}
-        metadata: list[dict[str, Any]] = []
-        for i, fold in enumerate(self._folds):
-            with fold._lock:
-                fold_tensors, described = to_tensors(fold._accumulator)
-                tensors |= {
-                    f"fold.{i}.{key}": tensor.copy() for key, tensor in fold_tensors.items()
-                }
-                metadata.append(described)
-        described = {"groups": self._groups, "position": self._position, "stream": stream}
-        files.write(path, _KIND_OF_FOLDS, FORMAT, tensors, {"folds": metadata, **described})
-
-    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, object]:
-        tensors, metadata = files.read(path, _KIND_OF_FOLDS, FORMAT)
-        with files.consistent(path, "accumulate again"):
-            described, groups, position = (
-                metadata["folds"], metadata["groups"], metadata["position"]
-            )  # fmt: skip
-            restored = Folds(len(described), groups=groups)
-            if not isinstance(position, int) or not 0 <= position < 1 << 63:
-                raise FileFormatError(f"the position is {position!r}, not a number of rows")
-            restored._position = position
-            restored._folds = self._with_one_lock(
-                Moments._wrap(from_tensors(part_of(tensors, f"fold.{i}."), fold_metadata))
-                for i, fold_metadata in enumerate(described)
-            )
-            return restored, metadata["stream"]
 
 
 def name_features(moments: Moments | Folds, names: Iterable[str] | None) -> None:
     """Set the feature names of moments or folds that have no names; None changes nothing."""
-    for part in moments if isinstance(moments, Folds) else (moments,):
+    parts = (moments, *moments) if isinstance(moments, Folds) else (moments,)
+    for part in parts:
         if names is not None and part.feature_names is None:
             part._accumulator.feature_names = tuple(map(str, names))
-
-
-def _digest(name: ClassName) -> int:
-    digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
 
 
 def from_accumulator(accumulator: Accumulator, parameters: Parameters) -> Moments:

@@ -15,15 +15,12 @@ from splince_fast.exceptions import IncompatibleMomentsError, InputError
 class Parameters:
     """Validated arguments of `Moments`."""
 
-    block_rows: int | None  # rows per block; None for a number that depends on width and dtype
+    block_rows: int | None  # None for a number that depends on width and dtype
     kinds: dict[str, str]
-    # Tuples of names of class-coded variables. The combinations of the classes in a tuple are the
-    # classes of one joint variable.
     joint: tuple[tuple[str, ...], ...]
-    subsample: float = 1.0  # fraction of the rows from which Cov(x) is estimated
-    random_state: int = 0  # seed of the sampled rows
-    covariance_type: str = "full"  # "full" for the d x d scatter, "diag" for its diagonal
-    # class-coded variable; a separate scatter is accumulated for each of its classes
+    subsample: float = 1.0
+    random_state: int = 0
+    covariance_type: str = "full"
     by: str | None = None
 
     @classmethod
@@ -96,16 +93,13 @@ class Parameters:
                 "one side has the scatter of all rows (subsample=1) and the other that of a "
                 "sample; accumulate both with subsample=1, or both with a fraction below 1"
             )
-        if self.by != other.by:
-            raise IncompatibleMomentsError(
-                f"one side has the scatter by={self.by!r} and the other by={other.by!r}; "
-                "accumulate both with the same by="
-            )
-        if self.covariance_type != other.covariance_type:
-            raise IncompatibleMomentsError(
-                f"one side has covariance_type={self.covariance_type!r} and the other "
-                f"{other.covariance_type!r}; accumulate both with the same covariance_type="
-            )
+        for name in ("by", "covariance_type"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                raise IncompatibleMomentsError(
+                    f"one side has {name}={ours!r} and the other {name}={theirs!r}; accumulate "
+                    f"both with the same {name}="
+                )
 
 
 def _are_names(names: object) -> bool:

@@ -17,15 +17,19 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.row_kernels import Assignment, Change
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.rows import Rows, abbreviated
 from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import check_moment_options
 from splince_fast.exceptions import InputError, NotEnoughDataError, SampledScatterWarning
+from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.buffer import LabelledRows
+from splince_fast.moments.block import Block
 from splince_fast.moments.diagonal import DiagonalAccumulator
 from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.state import State
+from splince_fast.moments.variable import Variable
 from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
@@ -66,34 +70,35 @@ class SampledAccumulator(DiagonalAccumulator):
     def nbytes(self) -> int:
         return super().nbytes + self.sample.nbytes
 
-    def _add_to_sample(self, block: LabelledRows, weight: Float | None) -> None:
+    def _merge(
+        self, block: Block, state: State, variables: dict[VariableName, Variable]
+    ) -> tuple[list[Change], dict[VariableName, Variable]]:
+        changes, variables = super()._merge(block, state, variables)
         start = np.uint64((self._key + self.position) % 2**64)
-        hashed = splitmix64(np.arange(len(block), dtype=np.uint64) + start)
+        hashed = splitmix64(np.arange(block.n, dtype=np.uint64) + start)
         # The 53 highest bits of a hash give a number in [0, 1).
         fraction = self.parameters.subsample
         sampled = np.flatnonzero((hashed >> np.uint64(11)) * 2.0**-53 < fraction)
-        weights = (np.ones(len(block)) if weight is None else weight)[sampled] / fraction
-        if len(sampled):
-            rows = Rows.from_array(block.rows)
-            index = sampled if block.index is None else block.index[sampled]
-            self.sample.update(rows, weights, {}, in_order=True, checked=True, index=index)
-        self.position += len(block)
-        self.squares += float(weights @ weights)
+        weight = np.ones(block.n) if block.weight is None else block.weight
+        weights = weight[sampled] / fraction
+        index = sampled if block.index is None else block.index[sampled]
+        changes += self.sample.prepare(
+            Rows.from_array(block.rows), weights, {}, in_order=True, checked=True, index=index
+        )
+        position, squares = self.position + block.n, self.squares + float(weights @ weights)
+        return [*changes, Assignment(self, {"position": position, "squares": squares})], variables
 
     # -- algebra ---------------------------------------------------------------------------
 
-    def add(self, other: Accumulator) -> None:
-        self.check_compatible(other)
+    def merged(self, other: Accumulator) -> list[Change]:
+        changes = super().merged(other)
         if other.state is None:
-            return
+            return changes
         theirs = cast(SampledAccumulator, other)
-        # Add to a copy: if a MemoryError is raised, the sample is unchanged.
-        sample = self.sample.copy()
-        sample.add(theirs.sample)
-        super().add(other)
-        self.sample = sample
-        self.position += theirs.position
-        self.squares += theirs.squares
+        counts = {
+            "position": self.position + theirs.position, "squares": self.squares + theirs.squares
+        }  # fmt: skip
+        return [*changes, *self.sample.merged(theirs.sample), Assignment(self, counts)]
 
     def without(self, part: Accumulator) -> Accumulator:
         result = cast(SampledAccumulator, super().without(part))

@@ -1,8 +1,20 @@
 """Moments of x: weight sum, number of rows, mean and scatter.
 
 The scatter is sum w (x - m)(x - m)^T about the weighted mean m, or the diagonal of this matrix.
-For full precision, sums of x are sums of deviations u = x - r from a reference point r near the
-mean.
+For full precision, sums of x are sums of deviations from a point near the mean:
+
+    shift                  point about which a block is summed, near the mean of the block
+      |  residual          mean of the block - shift
+      v
+    mean of the block
+
+    reference              point about which the sums of the state are stored, near the mean m
+      |  offset            shift of a block, or reference of another state, - reference
+      v
+    shift
+
+The sum w (x - shift) of a block of weight W is W residual, and its sum about the reference is
+W (residual + offset). The deviation of the state is sum w (x - reference) = w (m - reference).
 """
 
 from __future__ import annotations
@@ -15,30 +27,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
-from splince_fast._runtime import threads
+from splince_fast._kernels.row_kernels import Assignment, Call, Change, ScatterAddition
 from splince_fast._runtime.files import Layout, Tensors
-from splince_fast._runtime.rows import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
-from splince_fast.moments.block import BlockSample, Reduced, rows_of
+from splince_fast.moments.block import BlockSums
 
 Float = NDArray[np.float64]
 
 EPS64 = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
-# Least number of elements per thread: for fewer, the start of a thread costs more than it saves.
-_GRAIN = 1 << 20
-# Value of the argument `product` of `Scatter.add` if BLAS has already added the product to the
-# scatter. The value is a constant because the merge of a block must not allocate memory.
-_NO_PRODUCT = np.empty((0, 0), order="F")
-# The first reference point is the mean of at most this many rows at the start of the first block.
-_HEAD = 256
 # The reference point r moves to the mean if, in some feature, their distance exceeds both _FAR
 # standard deviations and _ROUNDINGS |r|. The second bound is for constant features: it exceeds the
 # rounding error of their mean.
 _FAR, _ROUNDINGS = 16.0, 1024 * EPS64
-# The sum of the squares of d numbers of at most this magnitude is finite for every practical d.
-_LARGEST_VALUE = 1e140
 # If a removal leaves less than this fraction of a sum of squares, precision is lost:
 # `State.rounding_bound` then has the rounding error of the sum before the removal.
 _CANCELLED = 0.25
@@ -88,49 +90,39 @@ class Scatter:
         diagonal.setflags(write=True)
         return diagonal
 
-    def add_block(
-        self,
-        shifted: NDArray[Any],
-        product: NDArray[np.float32] | None,
-        vectors: Float,
-        coefficients: Float,
-    ) -> None:
-        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T."""
-        # `product` is (d, d) float32 work memory for float32 blocks; None for float64 blocks.
+    def added(
+        self, sums: BlockSums, difference: Float, coefficient: float, work: Any
+    ) -> list[Change]:
+        """Return the changes that add a block: its scatter, and coefficient g g^T."""
+        # g is `difference`, the difference of the means of the block and the state. `work` is
+        # (d, d) float32 work memory for float32 blocks without `product`.
         import splince_fast._kernels.blas as blas_kernels
 
-        if shifted.dtype == np.float32:
-            if product is None:
-                raise RuntimeError("float32 blocks need work memory for the product")
+        changes: list[Change] = []
+        product, shifted = sums.product, sums.shifted
+        if shifted is not None and shifted.dtype == np.float32:
+            product = work
             blas_kernels.syrk_f32_out(shifted, product)
-            self.add(product, 1.0, vectors, coefficients)
-        else:
-            blas_kernels.syrk_f64_into(shifted, self.matrix)
-            self.add(_NO_PRODUCT, 1.0, vectors, coefficients)
+        elif shifted is not None:
+            changes.append(Call(blas_kernels.syrk_f64_into, shifted, self.matrix))
+        vectors = np.empty((2, len(difference)))
+        vectors[0], vectors[1] = difference, sums.total / sums.weight_sum
+        coefficients = np.array([coefficient, -sums.weight_sum])
+        changes.append(ScatterAddition(self.matrix, product, 1.0, vectors, coefficients))
+        if product is not None and product.dtype == np.float32:
+            changes.append(Assignment(self, {"unit_roundoff": EPS32}))
+        return changes
 
-    def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
-        """Merge (sign 1) or remove (sign -1) a part: add sign (S + coefficient g g^T)."""
-        # S is the scatter `other` of the part, and g is `difference`, the difference of the means.
+    def merged(
+        self, other: Scatter, sign: int, difference: Float, coefficient: float
+    ) -> list[Change]:
+        """Return the changes that add sign (S + coefficient g g^T), with S the scatter `other`."""
         vectors = np.stack([difference, np.zeros(len(difference))])
-        self.add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
-        self.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
-
-    def add(self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float) -> None:
-        """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T."""
-        # `product` is (m, m) with m >= d, or `_NO_PRODUCT`; float32 or float64, Fortran-ordered;
-        # only its lower triangle is read.
-        if product.dtype == np.float32:
-            self.unit_roundoff = EPS32
-
-        matrix, d = self.matrix, len(self.matrix)
-        if d * d < 2 * _GRAIN:  # too few elements for two threads
-            row_kernels.add_lower(matrix, product, sign, vectors, coefficients, 0, (d + 1) // 2)
-            return
-
-        def work(first: int, last: int) -> None:
-            row_kernels.add_lower(matrix, product, sign, vectors, coefficients, first, last)
-
-        threads.split(work, (d + 1) // 2, grain=max(1, _GRAIN // d))
+        coefficients = np.array([sign * coefficient, 0.0])
+        return [
+            ScatterAddition(self.matrix, other.matrix, float(sign), vectors, coefficients),
+            Assignment(self, {"unit_roundoff": max(self.unit_roundoff, other.unit_roundoff)}),
+        ]
 
     def make_constant(self, features: NDArray[np.intp]) -> None:
         """Make features constant: set their rows and columns to exactly 0."""
@@ -193,8 +185,17 @@ class Diagonal(Scatter):
     def tensors(self, packed: bool) -> Tensors:
         return {"variances": self.matrix}
 
-    def merge(self, other: Scatter, sign: int, difference: Float, coefficient: float) -> None:
-        self.matrix += sign * (other.diagonal() + coefficient * difference * difference)
+    def added(
+        self, sums: BlockSums, difference: Float, coefficient: float, work: Any
+    ) -> list[Change]:
+        matrix = self.matrix + sums.squares + coefficient * difference * difference
+        return [Assignment(self, {"matrix": matrix})]
+
+    def merged(
+        self, other: Scatter, sign: int, difference: Float, coefficient: float
+    ) -> list[Change]:
+        matrix = self.matrix + sign * (other.diagonal() + coefficient * difference * difference)
+        return [Assignment(self, {"matrix": matrix})]
 
     def make_constant(self, features: NDArray[np.intp]) -> None:
         self.matrix[features] = 0.0
@@ -275,111 +276,73 @@ class State:
         if self.rounding_bound is not None:
             self.rounding_bound *= factor
 
-    # -- the reference point ---------------------------------------------------------------
-
-    def reference_for(
-        self, rows: NDArray[np.generic], weight: Float | None, sample: BlockSample,
-        index: NDArray[np.intp] | None = None,
-    ) -> Float:  # fmt: skip
-        """Return the reference point for the sum of the state and a block."""
-        # For the first block, the reference point is the weighted mean of its first rows. For later
-        # blocks, the state keeps its reference point unless the mean after the block is far from
-        # this point: then that mean is the new reference point. Sums about a point at c standard
-        # deviations from the mean lose a factor c of precision.
-        if self.weight == 0.0:
-            return head_mean(rows, weight, index)
-        if not self._mean_would_be_far(
-            sample.shift, sample.squares, sample.weight, sample.block_weight
-        ):
-            return self.reference
-        block = sample.block_weight * (sample.shift - self.reference)
-        mean_deviation = (self.deviation + block) / (self.weight + sample.block_weight)
-        return np.asarray(self.reference + mean_deviation)
-
-    def reference_with(self, other: State) -> Float:
-        """Return the reference point for the sum of two states, by the rule of `reference_for`."""
-        if not other.weight:
-            return self.reference
-        if not self.weight:
-            return other.reference.copy()
-        weight = other.weight
-        if not self._mean_would_be_far(other.mean, other.second.diagonal(), weight, weight):
-            return self.reference
-        offset = other.reference - self.reference
-        deviation = self.deviation + other.deviation + weight * offset
-        return np.asarray(self.reference + deviation / (self.weight + weight))
-
-    def _mean_would_be_far(
-        self, mean: Float, squares: Float, sampled: float, weight: float
-    ) -> bool:
-        """Return whether the mean is far from the reference point after an addition of rows."""
-        # `weight` is the weight sum of the added rows. A sample of the added rows has the weight
-        # sum `sampled`, the mean `mean`, and the sums of squares `squares` about this mean.
-        return row_kernels.reference_is_far(
-            self.reference, self.deviation, self.weight, self.second.diagonal(), mean, squares,
-            sampled, weight, _FAR, _ROUNDINGS,
-        )  # fmt: skip
-
-    def _deviation_about(self, reference: Float) -> Float:
-        """Return sum w (x - reference)."""
-        if reference is self.reference:
-            return self.deviation
-        return np.asarray(self.deviation + self.weight * (self.reference - reference))
-
     # -- adding and removing ---------------------------------------------------------------
 
-    def merge_block(
-        self, reference: Float, block: Reduced, product: NDArray[np.float32] | None
-    ) -> None:
-        """Add a block with sums about `reference`, which becomes the reference point."""
-        same = reference is self.reference
-        deviation = self.deviation if same else self._deviation_about(reference)
-        vectors, coefficients = np.zeros((2, len(deviation))), np.array([0.0, -block.weight])
-        if self.weight:
-            np.subtract(block.deviation / block.weight, deviation / self.weight, out=vectors[0])
-            coefficients[0] = self.weight * block.weight / (self.weight + block.weight)
-        vectors[1] = block.residual
-        block.deviation += deviation
-        if block.product is not None:
-            self.second.add(block.product, 1.0, vectors, coefficients)
-        elif block.shifted is not None:
-            self.second.add_block(block.shifted, product, vectors, coefficients)
-        self.reference, self.deviation = reference, block.deviation
-        self.n_rows += block.n_rows
-        self.weight += block.weight
+    def reference_with(self, point: Float, mean: Float, squares: Float, weight: float) -> Float:
+        """Return the reference point for the sum of the state and of rows summed about `point`."""
+        # It is that of the state, unless the mean of all rows is far from it: then that mean is the
+        # new reference point. Sums about a point at c standard deviations from the mean lose a
+        # factor c of precision. `squares` are the sums of squares about the mean of the rows; NaN
+        # keeps the reference point.
+        if not weight:
+            return self.reference
+        if not self.weight:
+            return point
+        if not row_kernels.reference_is_far(
+            self.reference, self.deviation, self.weight, self.second.diagonal(), mean, squares,
+            weight, _FAR, _ROUNDINGS,
+        ):  # fmt: skip
+            return self.reference
+        deviation = self.deviation + weight * (mean - self.reference)
+        return np.asarray(self.reference + deviation / (self.weight + weight))
 
-    def _mean_difference(
-        self, weight: float, mean: Float, deviation: Float | None = None
-    ) -> tuple[Float, float]:
-        """Return the difference g of the means of a part and the state, and the factor of g g^T."""
-        if self.weight == 0.0 or weight == 0.0:
-            return np.zeros(self.width), 0.0
-        mean_of_state = (self.deviation if deviation is None else deviation) / self.weight
-        return mean - mean_of_state, self.weight * weight / (self.weight + weight)
-
-    def add(self, other: State, reference: Float) -> None:
-        """Add the moments of other rows, in place; `reference` becomes the reference point."""
+    def _with_deviation(
+        self, n_rows: int, weight: float, deviation: Float, reference: Float
+    ) -> tuple[Float, float, Change]:
+        """Return the difference g of means, the factor of g g^T, and the change of the sums."""
         # For parts a and b with scatters S_a and S_b, weight sums w_a and w_b, and w = w_a + w_b,
         # the scatter is S = S_a + S_b + (w_a w_b / w) g g^T, g = mean_b - mean_a (Chan, Golub and
-        # LeVeque 1983).
-        if not other.weight:
-            return
-        deviation = self._deviation_about(reference)
-        offset = other.reference - reference
-        added = other.deviation + other.weight * offset
-        difference, coefficient = self._mean_difference(
-            other.weight, added / other.weight, deviation
+        # LeVeque 1983). `deviation` is the sum of the added rows about `reference`.
+        ours, difference, coefficient = self.deviation, np.zeros(len(deviation)), 0.0
+        if reference is not self.reference:
+            ours = self.deviation + self.weight * (self.reference - reference)
+        if self.weight:
+            difference = deviation / weight - ours / self.weight
+            coefficient = self.weight * weight / (self.weight + weight)
+        change = Assignment(
+            self,
+            {
+                "reference": reference, "deviation": ours + deviation,
+                "n_rows": self.n_rows + n_rows, "weight": self.weight + weight,
+            },
+        )  # fmt: skip
+        return difference, coefficient, change
+
+    def added(self, sums: BlockSums, reference: Float, work: Any) -> list[Change]:
+        """Return the changes that add a block; `reference` becomes the reference point."""
+        deviation = sums.total + sums.weight_sum * (sums.shift - reference)
+        difference, coefficient, change = self._with_deviation(
+            sums.n_rows, sums.weight_sum, deviation, reference
         )
-        total = deviation + added
-        self.second.merge(other.second, 1, difference, coefficient)
-        self.reference, self.deviation = reference, total
-        self.rounding_bound = _sum_of(self.rounding_bound, other.rounding_bound)
-        self.row_eps = max(self.row_eps, other.row_eps)
-        self.n_rows += other.n_rows
-        self.weight += other.weight
+        return [*self.second.added(sums, difference, coefficient, work), change]
+
+    def merged(self, other: State, reference: Float) -> list[Change]:
+        """Return the changes that add other moments; `reference` becomes the reference point."""
+        if not other.weight:
+            return []
+        deviation = other.deviation + other.weight * (other.reference - reference)
+        difference, coefficient, change = self._with_deviation(
+            other.n_rows, other.weight, deviation, reference
+        )
+        precision = {
+            "rounding_bound": _sum_of(self.rounding_bound, other.rounding_bound),
+            "row_eps": max(self.row_eps, other.row_eps),
+        }
+        changes = self.second.merged(other.second, 1, difference, coefficient)
+        return [*changes, change, Assignment(self, precision)]
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
-        """Subtract the moments of a part of the rows, in place: the inverse of `add`."""
+        """Subtract the moments of a part of the rows, in place: the inverse of a merge."""
         # constant, (c,): features whose remaining variance does not exceed the rounding error of
         # the variance before the removal. The caller makes them constant unless their mean differs
         # between labels. rounding, (d,): rounding error of the mean of each feature. After an error
@@ -412,8 +375,9 @@ class State:
         self.n_rows -= part.n_rows
         self.weight -= part.weight
         self.deviation -= deviation
-        difference, coefficient = self._mean_difference(part.weight, deviation / part.weight)
-        self.second.merge(part.second, -1, difference, coefficient)
+        difference = deviation / part.weight - self.deviation / self.weight
+        coefficient = self.weight * part.weight / (self.weight + part.weight)
+        row_kernels.add(self.second.merged(part.second, -1, difference, coefficient))
         diagonal = self.second.diagonal()
         if (diagonal < -squares_bound).any():
             raise IncompatibleMomentsError(
@@ -481,21 +445,3 @@ def _sum_of(a: Float | None, b: Float | None) -> Float | None:
     if a is None or b is None:
         return b if a is None else a
     return np.asarray(a + b)
-
-
-def head_mean(
-    rows: NDArray[np.generic], weight: Float | None, index: NDArray[np.intp] | None = None
-) -> Float:
-    """Return the weighted mean of the first rows of a block; raise an error for invalid values."""
-    head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
-    # The check precedes the subtraction: inf - inf would raise a warning, and the differences of
-    # values that are too large may be small.
-    if not (head.max() <= _LARGEST_VALUE and head.min() >= -_LARGEST_VALUE):
-        check_values(rows if index is None else rows[index])
-    # Average the deviations from the first row, so that the mean of a constant column is exact.
-    first = head[0].copy()
-    head -= first
-    mean = head.mean(axis=0) if weight is None else weight[:_HEAD] @ head / (
-        weight[:_HEAD].sum()
-    )  # fmt: skip
-    return np.asarray(first + mean)

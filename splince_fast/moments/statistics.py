@@ -23,13 +23,13 @@ from splince_fast._solve.options import Options, check_moment_options
 from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.by_class import ClassAccumulator
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.sampled import (
     FactorInput,
     SampledAccumulator,
     SampleStatistics,
 )
+from splince_fast.moments.split import Total
 from splince_fast.moments.variable import look_up
 
 Float = NDArray[np.float64]
@@ -194,7 +194,7 @@ class Statistics:
         # has too few rows for the rank of Cov(x). `factor` is of Cov(x) without shrinkage; it is
         # computed if it is None.
         accumulator, by = self.accumulator, self.parameters.by
-        if not isinstance(accumulator, ClassAccumulator):
+        if not isinstance(accumulator, Total):
             return self.noise
         if by is None or by not in names:
             return {}
@@ -308,7 +308,8 @@ class Factored:
         numbers = self.n_features**2 * (1 if self.factor.solver == "cholesky" else 2)
         if self._copy.is_diagonal:  # means, variances and their roots
             numbers = 4 * self.n_features
-        return 8 * numbers + sum(variable.nbytes for variable in self._copy.variables.values())
+        arrays = (a for v in self._copy.variables.values() for a in v.tensors().values())
+        return 8 * numbers + sum(array.nbytes for array in arrays)
 
     def __repr__(self) -> str:
         return (

@@ -4,53 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
 
 from splince_fast._runtime.files import as_path
 from splince_fast._runtime.lock import Deferred
 from splince_fast._runtime.progress import Progress
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import FileFormatError, InputError
-from splince_fast.labels import VariableName
-from splince_fast.moments.parameters import Parameters
-from splince_fast.sources.base import Source, as_source, prefetched
+from splince_fast.sources.base import Block, Source, prefetched
 
-Path = str | os.PathLike[str]
-
-
-class Target(Protocol):
-    """The object to which a stream is added: `Moments` or `Folds`."""
-
-    @property
-    def n_rows(self) -> int: ...
-
-    @property
-    def parameters(self) -> Parameters: ...
-
-    @property
-    def variables(self) -> Mapping[VariableName, str]: ...
-
-    def update(self, X: object, labels: object = None, *, sample_weight: object = None) -> Any: ...
-
-    def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of an empty target with the same parameters, as JSON values."""
-
-    def _write_checkpoint(self, path: Path, stream: dict[str, object]) -> None: ...
-
-    def _read_checkpoint(self, path: Path) -> tuple[Any, Any]:
-        """Return the target and the entry `stream` of a checkpoint, or raise FileFormatError."""
-
-
-T = TypeVar("T", bound=Target)
+T = TypeVar("T")  # `splince_fast.Moments` or `Folds`, whose module imports this one
 
 
 def accumulate(
-    blocks: Any,
+    source: Source,
     empty: T,
     *,
     progress: bool | None,
-    checkpoint: Path | None,
+    checkpoint: str | os.PathLike[str] | None,
     checkpoint_seconds: float,
 ) -> T:
     """Add a source to `empty` and return the sum; see :meth:`splince_fast.Moments.from_blocks`."""
@@ -58,15 +30,14 @@ def accumulate(
         raise InputError(
             f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number of at least 0"
         )
-    source = as_source(blocks)
     run = Run(source, empty, checkpoint)
     last_write = time.monotonic()
     with Progress(source.n_rows, show=progress) as bar:
         bar.skip(run.target.n_rows)
         try:
-            with prefetched(source, run.position) as reader:
-                for block in reader:
-                    run.add(block.X, block.labels, block.sample_weight)
+            with prefetched(source, run.position) as blocks:
+                for block in blocks:
+                    run.add(block)
                     bar.advance(int(block.X.shape[0]), getattr(block.X, "nbytes", 0))
                     if time.monotonic() - last_write >= checkpoint_seconds:
                         run.write()
@@ -86,62 +57,56 @@ def accumulate(
 class Run:
     """The sums of the blocks of a source before a position, and their checkpoint."""
 
-    def __init__(self, source: Source, empty: Target, checkpoint: Path | None) -> None:
+    def __init__(
+        self, source: Source, empty: Any, checkpoint: str | os.PathLike[str] | None
+    ) -> None:
         self.target = empty
         self.position = 0  # number of blocks that were added to the target
         self._written: int | None = None  # position of the checkpoint
-        self._path = None if checkpoint is None else os.fspath(as_path(checkpoint))
-        if self._path is not None:
-            # Read the stamps before the data, so that a later change of a file is detected.
-            self._origin: dict[str, Any] = {
-                "source": {
-                    "name": source.name,
-                    "n_rows": source.n_rows,
-                    "n_features": source.n_features,
-                },
-                "files": _file_stamps(source.files),
-            }
-            if os.path.exists(self._path):
-                self._resume(self._path)
         # The variables of the checkpoint, until the first block after it has the same ones.
-        self._expected = set(self.target.variables)
+        self._expected: set[Any] = set()
+        self._path = None if checkpoint is None else os.fspath(as_path(checkpoint))
+        if self._path is None:
+            return
+        # Read the stamps before the data, so that a later change of a file is detected.
+        shape = {name: getattr(source, name) for name in ("name", "n_rows", "n_features")}
+        self._origin = {"source": shape, "files": _file_stamps(source.files)}
+        if os.path.exists(self._path):
+            self._resume(self._path)
 
     def _resume(self, path: str) -> None:
         """Set the target and the position to those of a checkpoint of the same data."""
         target, stream = self.target._read_checkpoint(path)
-        same_arguments = target._arguments() == self.target._arguments()
-        if not same_arguments or not isinstance(stream, dict):
+        if not isinstance(stream, dict) or target._arguments() != self.target._arguments():
             raise _mismatch(path, "it was written with other parameters, or without a source")
-        position, stored = stream.get("position", -1), stream.get("files", "")
-        valid = type(position) is int and position >= 0 and isinstance(stored, list)
-        if not valid or not all(isinstance(stamp, list) for stamp in stored):
+        position, stored = stream.get("position"), stream.get("files")
+        if type(position) is not int or position < 0 or not isinstance(stored, list):
             raise _mismatch(path, "it has no valid position in a source")
         if stream.get("source") != self._origin["source"]:
             raise _mismatch(path, f"it was written for {stream.get('source')}")
         if stored != (stamps := self._origin["files"]):
-            pairs = zip(stored, stamps, strict=False)
-            changed = [now[0] for then, now in pairs if then[:1] == now[:1] and then != now]
+            pairs = [pair for pair in zip(stored, stamps, strict=False) if pair[0] != pair[1]]
+            changed = [
+                now[0] for then, now in pairs if isinstance(then, list) and then[:1] == now[:1]
+            ]
             other = "it was written for other files, or for another order of files"
             raise _mismatch(path, f"the file {changed[0]} has changed since" if changed else other)
         self.target, self.position, self._written = target, position, position
+        self._expected = set(target.variables)
 
-    def add(self, X: object, labels: object, sample_weight: object) -> None:
+    def add(self, block: Block) -> None:
         """Add a block to the target and advance the position; Ctrl-C is deferred to the end."""
         with Deferred():
-            self.target.update(X, labels, sample_weight=sample_weight)
-            if self._expected:
-                self._check_variables()
+            self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
+            variables = self.target.variables if self._expected else {}
+            if added := [name for name in variables if name not in self._expected]:
+                raise FileFormatError(
+                    f"the checkpoint {self._path} has the variables {list(self._expected)}, and "
+                    f"the data also have {added}; pass the same labels, delete the checkpoint, or "
+                    "pass another path"
+                )
+            self._expected = set()
             self.position += 1
-
-    def _check_variables(self) -> None:
-        """Raise FileFormatError if the first block after a checkpoint added a variable."""
-        if added := [name for name in self.target.variables if name not in self._expected]:
-            raise FileFormatError(
-                f"the checkpoint {self._path} has the variables {list(self._expected)}, and the "
-                f"data also have {added}; pass the same labels, delete the checkpoint, or pass "
-                "another path"
-            )
-        self._expected = set()
 
     def write(self) -> None:
         """Write the target and the position to the checkpoint, unless they are written."""

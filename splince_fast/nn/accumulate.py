@@ -20,13 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splince_fast._kernels.row_kernels import Call, Change, add
 from splince_fast._runtime.rows import Rows, eps_of, torch_to_numpy
 from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughMemoryError
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
-from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
-from splince_fast.moments.block import Reduced, Workspace
-from splince_fast.moments.buffer import Buffer, LabelledRows
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.block import Block, BlockSums, Workspace
+from splince_fast.moments.buffer import Buffer
 from splince_fast.moments.moments import from_accumulator
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import EPS32, EPS64, Scatter, State
@@ -194,6 +195,12 @@ class DeviceAccumulator(Accumulator):
         if self.state is not None and isinstance(self.state.second, DeviceScatter):
             self.state.second = self.state.second.to_host()
 
+    def prepare(self, rows: Rows, weight: Any, encoded: Any, **options: Any) -> list[Change]:
+        """Add rows, one block after the other, and return no further changes."""
+        self._work.capacities[rows.width, rows.dtype] = self._reserve(rows.width, rows.dtype)
+        self._add_rows(rows, len(rows), weight, encoded, True, None, add)
+        return []
+
     def _empty_state(self, width: int) -> State:
         second = DeviceScatter(width, self.device)
         return State(np.zeros(width), 0, 0.0, np.zeros(width), second)
@@ -201,33 +208,29 @@ class DeviceAccumulator(Accumulator):
     def _reserve(self, width: int, dtype: Any) -> int:
         return self.parameters.capacity(width, dtype.itemsize)
 
-    def _buffer_for(self, capacity: int, width: int, dtype: Any) -> Buffer:
+    def _buffer_for(self, capacity: int, rows: Rows) -> Buffer:
         buffer = self.buffer
-        if buffer is None or buffer.rows.dtype != dtype:
+        if buffer is None or buffer.rows.dtype != rows.dtype:
             self.flush()
             allocate = partial(torch.empty, dtype=torch.float64, device=self.device)
-            return Buffer(capacity, width, dtype, allocate)
+            return Buffer(capacity, rows.width, rows.dtype, allocate)
         return buffer
 
-    def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Reduce a block of rows on the device and merge its sums into the state."""
-        # With the block X (n, d), its mean c, the reference point r and the matrix C of
-        # `_coefficients`, the sums C (X - 1 r^T) are C Y + (C 1) (c - r)^T with Y = X - 1 c^T.
-        # The host waits once for the device, when it copies the sums.
-        state, n = batch.state, len(block)
+    def _reduce(
+        self, block: Block, codes: NDArray[np.intp], class_weights: Float, values: Float
+    ) -> BlockSums:
+        """Reduce a block of rows on the device to sums about its mean, on the host."""
+        # With the block X (n, d), its mean c and the matrix C of `_coefficients`, the sums are
+        # C (X - 1 c^T). The host waits once for the device, when it copies the sums.
+        n, n_sums = block.n, len(class_weights)
         rows: Tensor = block.rows
         use_float64 = rows.dtype == torch.float64 or (
             rows.is_cuda and torch.cuda.get_device_capability(self.device) in _FAST_FLOAT64
         )
-        requests = [
-            batch.variables[name].request(z, block.weight) for name, z in block.labels.items()
-        ]
-        codes, n_sums, values = joined_requests(requests, n)
         coefficients = _coefficients(block.weight, codes, n_sums, values)
-        totals = coefficients.sum(axis=1)
         with no_autocast(rows):
             if not (use_float64 or self._precision_checked):
-                _check_precision(self.device, n, state.width)
+                _check_precision(self.device, n, rows.shape[1])
                 self._precision_checked = True
             rows64 = rows.to(torch.float64)
             mean = rows64.mean(0)
@@ -235,20 +238,15 @@ class DeviceAccumulator(Accumulator):
             c = to_device(torch.from_numpy(coefficients), self.device)
             sums = torch.cat([mean.unsqueeze(0), c @ y]).cpu().numpy()
             if not np.isfinite(sums[0]).all():
-                raise _NonFiniteRow(state.n_rows + _first_non_finite(rows))
+                n_merged = 0 if self.state is None else self.state.n_rows
+                raise _NonFiniteRow(n_merged + _first_non_finite(rows))
             if block.weight is not None:
                 y *= c[0].sqrt().unsqueeze(1)
-            reference = state.reference if state.weight else sums[0]
-            residual = sums[1] / totals[0]
-            sums = sums[1:] + np.outer(totals, sums[0] - reference)
-            reduced = Reduced(
-                n, float(totals[0]), sums[0], residual, y if use_float64 else y.to(torch.float32),
-                None, sums[1 : 1 + n_sums], sums[1 + n_sums :],
-            )  # fmt: skip
-            state.merge_block(reference, reduced, None)
-        self._commit(batch, block, {}, requests, reduced.class_sums, reduced.products)
-        if len(block.labels) > 1:
-            self.label_products.add(block.labels, batch.variables, block.weight)
+        shift, total, class_sums, products = np.split(sums, [1, 2, 2 + n_sums])
+        return BlockSums(
+            n, float(coefficients[0].sum()), shift[0], total[0], np.full(rows.shape[1], np.nan),
+            class_sums, products, y if use_float64 else y.to(torch.float32),
+        )  # fmt: skip
 
 
 def _coefficients(
@@ -286,16 +284,27 @@ class DeviceScatter(Scatter):
     def nbytes(self) -> int:
         return int(self._sums.nbytes)
 
-    def add_block(self, shifted: Any, product: object, vectors: Float, coefficients: Float) -> None:
-        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T to the scatter."""
-        scaled = coefficients[:, None] * vectors
-        factors = to_device(torch.from_numpy(np.stack([scaled, vectors])), shifted.device)
-        if shifted.dtype == torch.float64:
-            self._sums.addmm_(shifted.T, shifted)
-        else:
-            self._sums += torch.mm(shifted.T, shifted)
-            self.unit_roundoff = EPS32
-        self._sums.addmm_(factors[0].T, factors[1])
+    def diagonal(self) -> Float:
+        """Return NaN: the variances are on the device."""
+        return np.full(self.width, np.nan)
+
+    def added(
+        self, sums: BlockSums, difference: Float, coefficient: float, work: Any
+    ) -> list[Change]:
+        """Return a change that adds a block on the device, as `Scatter.added` does."""
+        vectors = np.stack([difference, sums.total / sums.weight_sum])
+        scaled = np.array([[coefficient], [-sums.weight_sum]]) * vectors
+        return [Call(self._add, sums.shifted, np.stack([scaled, vectors]))]
+
+    def _add(self, shifted: Tensor, vectors: Float) -> None:
+        with no_autocast(shifted):
+            factors = to_device(torch.from_numpy(vectors), shifted.device)
+            if shifted.dtype == torch.float64:
+                self._sums.addmm_(shifted.T, shifted)
+            else:
+                self._sums += torch.mm(shifted.T, shifted)
+                self.unit_roundoff = EPS32
+            self._sums.addmm_(factors[0].T, factors[1])
 
     def to_host(self) -> Scatter:
         """Return a copy of the scatter on the host."""

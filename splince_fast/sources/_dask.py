@@ -74,21 +74,20 @@ def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> 
             f"X is chunked by columns, {len(X.chunks[1])} chunks a row; a row must lie in one "
             "chunk: pass X.rechunk({1: -1})"
         )
-    sizes = X.chunks[0]
     if hasattr(labels, "to_dask_array") and hasattr(labels, "columns"):
         labels = {name: labels[name] for name in labels.columns}
-    columns = map_labels(labels, lambda column, name: _check_column(column, name, sizes))
-    weight = None if sample_weight is None else _check_column(sample_weight, "sample_weight", sizes)
+    columns = map_labels(labels, lambda column, name: _check_column(column, name, X))
+    weight = None if sample_weight is None else _check_column(sample_weight, "sample_weight", X)
     return DaskSource(X, columns, weight)
 
 
-def _check_column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
+def _check_column(column: Any, name: str, X: Array) -> Any:
     """Return a column as it is, or a dask column as an array with the row chunks of X."""
+    sizes = X.chunks[0]
     if hasattr(column, "to_dask_array"):
         column = column.to_dask_array()
-    sizes_known = not any(math.isnan(size) for size in sizes)
     if not hasattr(column, "__dask_graph__"):
-        if not sizes_known:
+        if math.isnan(sum(sizes)):
             raise InputError(
                 f"{name} lies in memory and the sizes of X's chunks are unknown; call "
                 "X.compute_chunk_sizes() first, or pass a dask array of labels"
@@ -97,14 +96,11 @@ def _check_column(column: Any, name: str, sizes: tuple[float, ...]) -> Any:
         return column
     if not isinstance(column, require("dask.array", "dask").Array) or not column.ndim:
         raise InputError(f"{name} is a single dask value; pass one entry per row of X")
-    chunks = column.chunks[0]
-    comparable = sizes_known and not any(math.isnan(size) for size in chunks)
-    difference = ""
+    chunks, difference = column.chunks[0], ""
     if len(chunks) != len(sizes):
         difference = f"has {len(chunks)} chunks, and X has {len(sizes)}"
-    elif comparable and chunks != sizes:
-        own, other = next(pair for pair in zip(chunks, sizes, strict=True) if pair[0] != pair[1])
-        difference = f"has a chunk of {own} rows where X has a chunk of {other} rows"
+    elif other := [(a, b) for a, b in zip(chunks, sizes, strict=True) if abs(a - b) > 0]:  # not NaN
+        difference = "has a chunk of {} rows where X has a chunk of {} rows".format(*other[0])
     if difference:
         raise InputError(
             f"{name} must be chunked like the rows of X, but {difference}; pass "
@@ -117,22 +113,20 @@ class DaskSource(Source):
     """Source whose blocks are the chunks of a dask array."""
 
     def __init__(self, X: Array, labels: object, weight: object) -> None:
-        self._sizes = X.chunks[0]
-        sizes_known = not any(math.isnan(size) for size in self._sizes)
-        n, d = (int(X.shape[0]) if sizes_known else None), int(X.shape[1])
+        self._X, self._labels, self._weight = X, labels, weight
+        self._sizes, d = X.chunks[0], int(X.shape[1])
+        self._starts = [0, *itertools.accumulate(self._sizes)]
+        n = None if math.isnan(X.shape[0]) else int(X.shape[0])
         super().__init__(
             f"dask array {X.name} of shape ({'unknown' if n is None else n}, {d})",
             n_rows=n,
             n_features=d,
             nbytes=None if n is None else n * d * X.dtype.itemsize,
         )
-        self._X, self._labels, self._weight = X, labels, weight
-        self._starts = [0, *itertools.accumulate(self._sizes)] if sizes_known else []
 
     def block_sizes(self) -> Iterator[int | None]:
         """Yield the number of rows of each chunk; None for a chunk of unknown size."""
-        for size in self._sizes:
-            yield None if math.isnan(size) else int(size)
+        return (None if math.isnan(size) else int(size) for size in self._sizes)
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the chunks from number `first_block` onwards; see :meth:`Source.iter_from`."""

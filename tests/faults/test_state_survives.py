@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from entangled import normal
-from naive_model import Rows, check, state_bytes
+from naive_model import FUZZ, Rows, check, state_bytes
 from processes import script
 
 import splince_fast as sf
 from splince_fast import Moments, sources
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import files
 from splince_fast.exceptions import FileFormatError, InputError
-from splince_fast.moments import buffer
+from splince_fast.moments import accumulator
+from splince_fast.moments import moments as moments_module
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no POSIX signals")
 
@@ -190,30 +193,6 @@ def test_a_checkpoint_with_another_place_is_refused(tmp_path: Path, stream: Any)
         Moments.from_blocks(source, checkpoint=path)
 
 
-# --- folds ---------------------------------------------------------------------------------------
-
-
-def test_folds_hold_the_same_bits_whatever_the_size_of_blocks(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(3000, 5)).astype(np.float32)
-    labels = {"z": rng.integers(0, 5, 3000), "y": rng.normal(size=3000), "g": np.arange(3000) // 9}
-    weight = rng.choice([0.0, 1.0, 2.0], 3000)
-
-    def folds(size: int, **more: Any) -> list[Any]:
-        source = sources.from_arrays(X, labels, sample_weight=weight, block_rows=size)
-        return [state_bytes(m) for m in
-                Moments.from_blocks(source, folds=3, block_rows=64, **more)]  # fmt: skip
-
-    for groups in (None, "g"):
-        expected = folds(4096, groups=groups)
-        assert folds(37, groups=groups) == expected
-        assert folds(129, groups=groups, checkpoint=tmp_path / f"{groups}") == expected
-        assert folds(129, groups=groups, checkpoint=tmp_path / f"{groups}") == expected
-    folds_of_two = Moments.from_blocks([(X, labels)], folds=2)
-    assert abs(folds_of_two[0].n_rows - 1500) < 6 * 3000**0.5 / 2
-    check(folds_of_two.total, Rows.of(X, labels))
-
-
 # --- storing -------------------------------------------------------------------------------------
 
 
@@ -328,32 +307,103 @@ def test_a_fork_waits_for_what_another_thread_imports(tmp_path: Path) -> None:
     assert script(IMPORTING, str(tmp_path)) == "0\n"
 
 
-def test_what_an_append_that_failed_has_written_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Codes and weights of rows that were not added lie where the next rows come to lie."""
-    X = normal(12, 3)
-    first = {"z": ["a", "b"] * 3}
-    weights = np.arange(1.0, 7.0)
-    expected = Moments().update(X[:6], first, sample_weight=weights).update(X[6:])
-    moments = Moments().update(X[:6], first, sample_weight=weights)
+# Parameters of moments with blocks of 8 rows, numbers of rows of two updates, and offset of the
+# second.
+CHANGES: dict[str, tuple[dict[str, Any], int, int, float]] = {
+    "the first rows": ({}, 0, 3, 0.0),
+    "a block": ({}, 8, 8, 0.0),
+    "a block far away": ({}, 8, 8, 1e6),
+    "rows that wait": ({}, 10, 3, 0.0),
+    "rows that fill a block": ({}, 13, 3, 0.0),
+    "rows that overfill a block": ({}, 13, 6, 0.0),
+    "many blocks": ({}, 13, 30, 0.0),
+    "variances": ({"covariance_type": "diag"}, 13, 6, 0.0),
+    "a sample": ({"subsample": 0.5}, 13, 6, 0.0),
+    "classes": ({"by": "w"}, 13, 20, 0.0),
+}
 
-    class NoMemory:  # for the column of a variable that is new
-        def __getattr__(self, name: str) -> Any:
-            if name == "full":
-                raise MemoryError
-            return getattr(np, name)
 
-    more = {"z": ["b"] * 6, "new": np.linspace(0, 1, 6)}
-    with monkeypatch.context() as patch:
-        patch.setattr(buffer, "np", NoMemory())
-        with pytest.raises(MemoryError):
-            moments.update(X[6:], more, sample_weight=np.full(6, 7.0))
-    moments.update(X[6:])
-    assert moments.class_counts("z") == expected.class_counts("z") == {"a": 3, "b": 3}
-    assert moments.weight == expected.weight == 27.0
-    assert list(moments.variables) == ["z"]
-    np.testing.assert_array_equal(moments.covariance(), expected.covariance())
+def interrupted(act: Callable[[], object], at: int) -> int:
+    """Raise KeyboardInterrupt at the bytecode number `at`; return the number of bytecodes run."""
+    count, package, before = 0, str(Path(sf.__file__).parent), sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            count += 1
+            if count == at:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def outcomes(case: str, act: str, n: int) -> set[str]:
+    """How `n` interrupted updates or merges leave moments: "absent", "whole" or "torn"."""
+    parameters, n_before, n_added, offset = CHANGES[case]
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n_before + n_added, 4))
+    X[n_before:] += offset
+    labels = {"z": rng.integers(0, 3, len(X)), "y": X[:, 0] - 1, "w": rng.integers(0, 2, len(X))}
+    labels["z"][n_before] = 9  # a new class
+
+    def part(rows: slice) -> Moments:
+        moments = Moments(block_rows=8, **parameters)
+        return moments.update(X[rows], {name: z[rows] for name, z in labels.items()})
+
+    before, added = part(slice(n_before)), part(slice(n_before, None))
+    if act == "merge":
+        assert before.weight + added.weight == len(X)  # merges the rows that wait
+
+    def change(moments: Moments) -> None:
+        if act == "merge":
+            moments += added
+        else:
+            moments.update(X[n_before:], {name: z[n_before:] for name, z in labels.items()})
+
+    absent, whole = state_bytes(before), before.copy()
+    n_bytecodes = interrupted(lambda: change(whole), -1)
+    names = {"absent": absent, "whole": state_bytes(whole)}
+    found = set()
+    # Half of the interrupts come at the end, near the addition.
+    places = np.concatenate(
+        [rng.integers(1, n_bytecodes, n // 2), n_bytecodes - rng.integers(0, 150, n // 2)]
+    )
+    for at in places.tolist():
+        moments = before.copy()
+        interrupted(lambda: change(moments), at)  # noqa: B023 (called at once)
+        left = state_bytes(moments)
+        found.add(next((name for name, state in names.items() if state == left), "torn"))
+    return found
+
+
+@pytest.mark.parametrize("act", ["update", "merge"])
+@pytest.mark.parametrize("case", CHANGES)
+def test_an_interrupt_at_any_bytecode_leaves_a_change_whole_or_absent(case: str, act: str) -> None:
+    assert outcomes(case, act, 100 * max(FUZZ, 1)) == {"absent", "whole"}
+
+
+def test_changes_that_are_added_one_by_one_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: bytecodes between two changes."""
+
+    def add_each(changes: list[Any]) -> None:
+        for change in changes:
+            row_kernels.add([change])
+
+    monkeypatch.setattr(accumulator, "add", add_each)
+    monkeypatch.setattr(moments_module, "add", add_each)
+    monkeypatch.setattr(sf, "__file__", __file__)  # count the bytecodes of `add_each` alone
+    assert "torn" in outcomes("a block", "update", 100)
 
 
 @pytest.mark.parametrize("offset", [1e8, 1e12])

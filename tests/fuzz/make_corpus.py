@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splince_fast import Moments, Projection, leace, oracle, quadratic, splince
+from splince_fast import Folds, Moments, Projection, leace, oracle, quadratic, splince
 
 HERE = Path(__file__).resolve().parent / "corpus"
 
@@ -35,10 +35,17 @@ def main() -> None:
     labelled = Moments(block_rows=3, joint=[("z", "t")]).update(X, named)
     waiting = Moments(block_rows=4).update(X.astype(np.float32), {"y": named["y"]})
     weighted = Moments().update(X, {"z": z}, sample_weight=np.arange(9.0))
+    every_kind = Moments(block_rows=8, joint=[("z", "t")], kinds={"z": "classes"})
+    every_kind.update(X, named, sample_weight=np.arange(9) % 4 + 0.5)
+    classes = Moments(by="t", block_rows=2).update(X, named)
+    sampled = Moments(subsample=0.6, block_rows=8).update(X, named)
     for name, moments in (
         ("empty", empty), ("settled", labelled), ("waiting", waiting), ("weighted", weighted),
+        ("every-kind", every_kind), ("classes", classes), ("sampled", sampled),
     ):  # fmt: skip
         moments.save(HERE / "moments" / name)
+    folds = Folds(2, groups="z", by="t", block_rows=2).update(X, named)
+    folds._write_checkpoint(HERE / "moments" / "folds", {})
     whole = (HERE / "moments" / "settled").read_bytes()
     (HERE / "moments" / "truncated").write_bytes(whole[:-5])
     hand_made = Projection(np.ones((2, 1)), np.ones((2, 1)), np.ones(2))

@@ -42,8 +42,8 @@ def positions(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
             yield from positions(item, (*path, key))
 
 
-def replaced(value: Any, path: tuple[Any, ...], junk: Any) -> Any:
-    """A copy with another value at one path."""
+def replaced(value: Any, path: tuple[Any, ...], junk: Any, missing: bool = False) -> Any:
+    """A copy with another value at one path, or with none."""
     if not path:
         return junk
     copy = json.loads(json.dumps(value))
@@ -51,10 +51,15 @@ def replaced(value: Any, path: tuple[Any, ...], junk: Any) -> Any:
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = junk
+    if missing:
+        del inner[path[-1]]
     return copy
 
 
-JUNK = [None, 0, -1, 1.5, True, "x", [], {}, ["a"], [None], [[1]], {"a": 1}, 10**30]
+JUNK = [
+    None, 0, -1, 5, 1.5, True, "x", "", [], {}, ["a"], [None], [[]], [[1]], {"a": 1}, 10**12,
+    10**30,
+]  # fmt: skip
 
 
 def test_reports_with_junk_in_any_place_are_refused_or_can_be_read() -> None:
@@ -78,20 +83,27 @@ def test_reports_with_junk_in_any_place_are_refused_or_can_be_read() -> None:
     assert refused > 200
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("moments", marks=pytest.mark.slow), "projection", "conditional"]
-)
-def test_metadata_with_junk_in_any_place_is_refused_or_can_be_used(
-    targets: Any, kind: str, tmp_path: Path
+SOURCES = [("projection", "splince"), ("conditional", "quadratic")] + [
+    pytest.param("moments", name, marks=pytest.mark.slow)
+    for name in ("settled", "every-kind", "classes", "sampled", "folds")
+]
+
+
+@pytest.mark.parametrize(("kind", "source"), SOURCES)
+def test_metadata_with_junk_in_any_place(
+    targets: Any, kind: str, source: str, tmp_path: Path
 ) -> None:
     """Numbers instead of objects surfaced as AttributeError; reports have a test of their own."""
-    source = {"moments": "settled", "projection": "splince", "conditional": "quadratic"}[kind]
-    tensors, metadata = files.read(CORPUS / kind / source, kind, 4)
+    written = str(files.kind_of(CORPUS / kind / source))
+    tensors, metadata = files.read(CORPUS / kind / source, written, 4)
     path, outcomes = tmp_path / "junk", []
     for place in positions(metadata):
         if "report" in place[:-1]:
             continue
-        for junk in JUNK:
-            files.write(path, kind, 1, tensors, replaced(metadata, place, junk))
+        spoilt = [replaced(metadata, place, junk) for junk in JUNK]
+        if place and isinstance(place[-1], str):
+            spoilt.append(replaced(metadata, place, None, missing=True))
+        for junk in spoilt:
+            files.write(path, written, 1, tensors, junk)
             outcomes.append(targets.TARGETS[kind](path.read_bytes(), tmp_path))
     assert outcomes.count("refused") > 20

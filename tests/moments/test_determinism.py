@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 from entangled import drawn, normal
 from naive_model import state_bytes
+from processes import script
 
 import splince_fast as sf
 from splince_fast import Moments, sources
@@ -51,11 +49,7 @@ def test_blas_threads_agree_to_rounding(tmp_path: Path) -> None:
     found = []
     for threads in ("1", "2"):
         path = tmp_path / f"{threads}.npz"
-        environment = {
-            **os.environ, "OPENBLAS_NUM_THREADS": threads,
-            "PYTHONPATH": str(Path(sf.__file__).parent.parent),
-        }  # fmt: skip
-        subprocess.run([sys.executable, "-c", THREADS, str(path)], env=environment, check=True)
+        script(THREADS, str(path), OPENBLAS_NUM_THREADS=threads)
         found.append(dict(np.load(path)))
     for name, scale in (("covariance", np.abs(found[0]["covariance"]).max()), ("matrix", 1.0)):
         # Sums of n products in another order differ by a few sqrt(n) eps; solving adds d eps.

@@ -35,7 +35,6 @@ class Block:
         rng = np.random.default_rng(seed)
         self.rows = (rng.normal(size=(n, d)) + offset).astype(dtype)
         self.weight = rng.uniform(0.1, 3, n) if weighted else np.empty(0)
-        self.reference = self.rows[: min(n, 5)].astype(np.float64).mean(axis=0)
         self.shift = self.rows[-min(n, 3) :].astype(np.float64).mean(axis=0)
         self.codes = rng.integers(-1, classes, (variables, n)).astype(np.intp)
         self.codes += np.arange(variables)[:, None] * classes * (self.codes >= 0)
@@ -55,17 +54,16 @@ class Block:
         for first, last in pairwise(bounds or [0, d]):
             row_kernels.centre_columns(block, self.turns, out, first, last)
         total, peak, *_ = block.sums
-        class_sums, products = np.split(block.sums[2:], [self.n_codes])
         return {
-            "out": out, "peak": peak, "total": total, "class_sums": class_sums,
-            "products": products,
+            "out": out, "peak": peak, "total": total, "class_sums": block.class_sums,
+            "products": block.products,
         }  # fmt: skip
 
     def taken(self) -> row_kernels.Block:
         """As the kernels take it."""
         return row_kernels.Block(
             self.rows, None, self.weight if self.weight.size else None, self.shift,
-            self.shift - self.reference, self.codes, self.n_codes, self.values, self.part_rows,
+            self.codes, self.n_codes, self.values, self.part_rows,
         )  # fmt: skip
 
     def turned(self) -> Array:
@@ -95,15 +93,11 @@ class Block:
         largest = np.sqrt(w.max()) * found["peak"]
         u = U32 if self.rows.dtype == np.float32 else 0.0
         assert (np.abs(found["out"] - self.turned()) <= (2 * u + 8 * U64) * largest).all()
-        _, total, _, _ = reference.centre_block(
+        _, total, class_sums, products = reference.centre_block(
             self.rows, self.weight, self.shift, self.codes, self.values, self.n_codes
         )
         slack = 8 * (n + 8) * U64 * found["peak"]
         assert (np.abs(found["total"] - total) <= slack * w.sum()).all()
-        _, _, class_sums, products = reference.centre_block(
-            self.rows, self.weight, self.reference, self.codes, self.values, self.n_codes
-        )
-        slack += 8 * (n + 8) * U64 * (np.abs(self.shift) + np.abs(self.reference))
         assert (np.abs(found["class_sums"] - class_sums) <= slack * w.sum()).all()
         shares = np.abs(self.values).sum(axis=1, keepdims=True)
         assert (np.abs(found["products"] - products) <= slack * shares).all()
@@ -274,15 +268,12 @@ def test_turning_breaks_the_bias_of_equal_products(
 
 def reduce_into(
     block: Block, memory: Any, rows: Array | None = None, index: Array | None = None
-) -> reducing.Reduced:
+) -> reducing.BlockSums:
     """Reduce rows, those of the block unless others are given, with its weights and labels."""
     rows = block.rows if rows is None else rows
-    weight = block.weight if block.weight.size else None
-    sample = reducing.sample_block(rows, weight, index)
-    return reducing.reduce_block(
-        rows, weight, sample, block.reference, block.codes, block.n_codes, block.values, memory,
-        index,
-    )  # fmt: skip
+    weight, n = block.weight if block.weight.size else None, len(rows if index is None else index)
+    given = reducing.Block(n, rows, weight, {}, index)
+    return reducing.reduce_block(given, block.codes, block.n_codes, block.values, memory)
 
 
 def centred(rows: Array) -> reducing.Centred:
@@ -298,7 +289,7 @@ def gram(rows: Array) -> reducing.Gram:
     return memory
 
 
-def reduce(rows: Array, weight: Array) -> reducing.Reduced:
+def reduce(rows: Array, weight: Array) -> reducing.BlockSums:
     """Reduce rows without labels."""
     block = Block(*rows.shape)
     block.weight = weight
@@ -321,7 +312,7 @@ def small_tasks(threads: int) -> Iterator[None]:
     reducing.part_rows.cache_clear()
 
 
-def multiplied(block: Block, threads: int) -> reducing.Reduced:
+def multiplied(block: Block, threads: int) -> reducing.BlockSums:
     """Reduce a block with its product."""
     d = block.rows.shape[1]
     with small_tasks(threads):
@@ -350,11 +341,11 @@ def test_a_pass_that_multiplies_equals_two_passes(
     )
     in_two, found = reduce_into(block, centred(block.rows)), multiplied(block, 1)
     assert in_two.product is None
-    size = np.abs(block.rows).max() + np.abs(block.reference).max()
+    size = np.abs(block.rows).max()
     slack = 8 * (n + 8) * U64 * size
     weights = np.abs(block.weight if weighted else np.ones(n)).sum()
-    assert np.abs(found.residual - in_two.residual).max() <= slack
-    assert np.abs(found.deviation - in_two.deviation).max() <= slack * weights
+    assert found.shift.tobytes() == in_two.shift.tobytes()
+    assert np.abs(found.total - in_two.total).max() <= slack * weights
     assert np.abs(found.class_sums - in_two.class_sums).max(initial=0) <= slack * weights
     shares = np.abs(block.values).sum(axis=1, keepdims=True)
     assert (np.abs(found.products - in_two.products) <= slack * shares).all()
@@ -369,7 +360,7 @@ def test_a_pass_that_multiplies_equals_two_passes(
         assert (np.abs(found.product - np.tril(less.T @ less)) > bound).any()
     for threads in (2, 3, 5):
         other = multiplied(block, threads)
-        for name in ("residual", "deviation", "class_sums", "products", "product"):
+        for name in ("shift", "total", "squares", "class_sums", "products", "product"):
             np.testing.assert_array_equal(getattr(other, name), getattr(found, name), strict=True)
 
 
@@ -415,7 +406,7 @@ def test_no_product_is_taken_before_every_stripe_is_centred(
     assert seen == [(True, 0)]
 
 
-def uncentred(found: reducing.Reduced) -> Array:
+def uncentred(found: reducing.BlockSums) -> Array:
     """Sums of squares about the shift, in extended precision."""
     wide = found.shifted.astype(np.longdouble)
     return np.asarray((wide * wide).sum(axis=0))
@@ -473,10 +464,10 @@ def test_a_shift_costs_at_most_a_factor_of_five(
     squares = uncentred(found)
     # A mean is known to its roundings; `out` to those of its precision.
     size = np.abs(X.astype(np.float64)).max(axis=0)
-    roundings = found.weight * (8 * (n + 8) * U64 * size) ** 2
+    roundings = found.weight_sum * (8 * (n + 8) * U64 * size) ** 2
     u = U32 if found.shifted.dtype == np.float32 else U64
     assert (squares <= 5 * (1 + 8 * u + 8 * n * U64) * centred + roundings).all()
-    back = squares - found.weight * found.residual.astype(np.longdouble) ** 2
+    back = squares - found.total.astype(np.longdouble) ** 2 / found.weight_sum
     assert (np.abs(back - centred) <= 8 * (2 * u + n * U64) * squares + roundings).all()
 
 
@@ -517,13 +508,13 @@ def test_rows_by_number_have_the_bits_of_their_copy(
     if misled:
         lying[index[:: stride_of(n)]] *= 1e3
 
-    def reduced(rows: Array, index: Array | None) -> reducing.Reduced:
+    def reduced(rows: Array, index: Array | None) -> reducing.BlockSums:
         return reduce_into(block, centred(rows[:n]), rows, index)
 
     ours, copied = reduced(lying, index), reduced(lying[index], None)
-    for name in ("deviation", "residual", "shifted", "class_sums", "products"):
+    for name in ("shift", "total", "squares", "shifted", "class_sums", "products"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(copied, name), strict=True)
-    assert (ours.n_rows, ours.weight) == (copied.n_rows, copied.weight)
+    assert (ours.n_rows, ours.weight_sum) == (copied.n_rows, copied.weight_sum)
     others = reduced(lying, np.roll(np.arange(2 * n), 1)[:n])  # the control
     assert not np.array_equal(others.shifted, copied.shifted) or n < 3
 
@@ -549,7 +540,7 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
     whole = -(-D // lanes)
     block = {
         "rows": np.ones((N, D), dtype), "index": np.arange(N), "weight": np.ones(N),
-        "shift": np.zeros(D), "offset": np.zeros(D), "codes": codes_of(2, N), "n_codes": CLASSES,
+        "shift": np.zeros(D), "codes": codes_of(2, N), "n_codes": CLASSES,
         "values": np.ones((2, N)), "part_rows": 8,
     }  # fmt: skip
     taken = row_kernels.Block(**block)
@@ -568,10 +559,12 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
             "product": np.ones((whole * lanes, whole * lanes), dtype),
             "counters": np.zeros((3, 16), np.int64),
         },
-        "add_lower": {
+        "Addition": {
+            "sums": np.ones((CLASSES, D)), "addend": np.ones((2, D)), "rows": np.array([2, 0]),
+        },
+        "ScatterAddition": {
             "scatter": np.ones((D, D), order="F"), "product": np.ones((D, D), dtype, order="F"),
-            "sign": 1.0, "vectors": np.ones((2, D)), "coefficients": np.ones(2), "first": 0,
-            "last": 5,
+            "sign": 1.0, "vectors": np.ones((2, D)), "coefficients": np.ones(2),
         },
         "check_sums": {
             "sample_squares": np.ones(D), "weight_sum": 1.0, "min_weight": 1.0, "max_weight": 1.0,
@@ -579,8 +572,8 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
         },
         "reference_is_far": {
             "reference": np.zeros(D), "deviation": np.zeros(D), "weight": 1.0,
-            "squares": np.ones(D), "sample_mean": np.zeros(D), "sample_squares": np.ones(D),
-            "sample_weight": 1.0, "block_weight": 1.0, "max_distance": 16.0, "roundings": 1e-13,
+            "squares": np.ones(D), "added_mean": np.zeros(D), "added_squares": np.ones(D),
+            "added_weight": 1.0, "max_distance": 16.0, "roundings": 1e-13,
         },
         "sum_block": {
             "block": taken, "task_columns": 16, "sums": np.zeros((2, 4 + CLASSES, D)),
@@ -604,31 +597,32 @@ def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
 
 
 ENTRIES = (
-    "sample_columns", "Block", "centre_columns", "reduce_chunks", "add_lower",
+    "sample_columns", "Block", "centre_columns", "reduce_chunks", "Addition", "ScatterAddition",
     "check_sums", "reference_is_far", "count_classes", "sum_block", "PackedFactors",
 )  # fmt: skip
 WRITTEN = {
     "centre_columns": {"out"},
     "reduce_chunks": {"panels", "product", "counters"},
-    "add_lower": {"scatter"},
+    "Addition": {"sums"},
+    "ScatterAddition": {"scatter"},
     "sum_block": {"sums", "work", "counter"},
 }
 # Sizes that are an argument's own.
 FREE = {
     ("Block", "codes", 0),
     ("Block", "values", 0), ("centre_columns", "rotations", 0), ("reduce_chunks", "rotations", 0),
-    ("count_classes", "labels", 0),
+    ("count_classes", "labels", 0), ("Addition", "sums", 0),
     ("sample_columns", "rows", 1), ("sample_columns", "rows", 0), ("Block", "rows", 0),
 }  # fmt: skip
 # Sizes with room to spare.
 ROOMY = {("reduce_chunks", "panels", 1), ("sum_block", "work", 2)}
 # Rows that the index does not name, and sizes that are taken from another argument.
-OPTIONAL = {"index", "weight", "offset"}
+OPTIONAL = {"index", "weight", "product"}
 
 
 def misfits(entry: str, name: str, array: Array) -> Iterator[Array]:
     """The same argument too short, too long, of other numbers, or laid out in another way."""
-    order: Any = "F" if entry == "add_lower" and array.ndim == 2 and name != "vectors" else "C"
+    order: Any = "F" if name in ("scatter", "product") else "C"
     for axis in range(array.ndim):
         if (entry, name, axis) in FREE:
             continue
@@ -683,7 +677,7 @@ def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> Non
         ("centre_columns", {"rotations": np.ones((0, 2))}),
         ("reduce_chunks", {"chunk": 0}), ("reduce_chunks", {"chunk": 6}),
         ("reduce_chunks", {"chunk": 12}), ("reduce_chunks", {"stripe": 0}),
-        ("add_lower", {"first": -1}), ("add_lower", {"last": 6}),
+        ("Addition", {"rows": np.array([0, CLASSES])}), ("Addition", {"rows": np.array([-1, 0])}),
         ("count_classes", {"labels": np.full(N, -2)}),
         ("sum_block", {"task_columns": 0}), ("sum_block", {"task_columns": 17}),
     ],
@@ -697,9 +691,8 @@ def test_a_number_out_of_range_is_refused(entry: str, change: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("entry", ["centre_columns", "reduce_chunks"])
-@pytest.mark.parametrize("change", [{"offset": None}, {"part_rows": 6}])
-def test_a_block_that_cannot_be_centred_is_refused(entry: str, change: dict[str, Any]) -> None:
-    block = arguments_of("Block", np.float64) | change
+def test_a_block_that_cannot_be_centred_is_refused(entry: str) -> None:
+    block = arguments_of("Block", np.float64) | {"part_rows": 6}
     given = arguments_of(entry, np.float64) | {"block": row_kernels.Block(**block)}
     with pytest.raises(ValueError, match="has to"):
         getattr(row_kernels, entry)(*given.values())
@@ -716,7 +709,7 @@ def test_a_block_keeps_its_arrays() -> None:
     assert all(array() is None for array in watched)
 
 
-# --- adding what was multiplied ------------------------------------------------------------------
+# --- changes of a state --------------------------------------------------------------------------
 
 WIDTHS = [1, 2, 3, 17, 64, 65, 130, 200]
 
@@ -731,24 +724,50 @@ def symmetric(d: int, seed: int = 0) -> Array:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("d", WIDTHS)
 def test_a_product_and_two_vectors_are_added(d: int, sign: float, product_of: Any) -> None:
-    scatter = symmetric(d)
-    product = np.empty((0, 0), order="F")
+    scatter, product, added = symmetric(d), None, np.zeros((d, d))
     if product_of is not None:
-        product = np.asfortranarray(symmetric(d, 1), dtype=product_of)
+        product = np.asfortranarray(symmetric(d + 2, 1), dtype=product_of)
+        added = product[:d, :d].astype(np.float64)
     rng = np.random.default_rng(2)
     vectors, coefficients = rng.normal(size=(2, d)), np.array([0.37, -2.5])
-    added = product.astype(np.float64) if product.size else np.zeros((d, d))
     squares = [c * np.outer(v, v) for c, v in zip(coefficients, vectors, strict=True)]
     expected = scatter + sign * added + squares[0] + squares[1]
     slack = 8 * U64 * (np.abs(scatter) + np.abs(added) + sum(map(np.abs, squares)))
-    whole, pieces = scatter.copy(order="F"), scatter.copy(order="F")
-    half = (d + 1) // 2
-    row_kernels.add_lower(whole, product, sign, vectors, coefficients, 0, half)
-    assert (np.abs(np.tril(whole - expected)) <= slack).all()
-    np.testing.assert_array_equal(np.triu(whole, 1), np.triu(scatter, 1))
-    for first, last in pairwise([0, half // 3, half // 2, half]):
-        row_kernels.add_lower(pieces, product, sign, vectors, coefficients, first, last)
-    assert pieces.tobytes() == whole.tobytes()
+    found = scatter.copy(order="F")
+    change = row_kernels.ScatterAddition(found, product, sign, vectors, coefficients)
+    assert found.tobytes() == scatter.tobytes()  # only `add` changes it
+    row_kernels.add([change])
+    assert (np.abs(np.tril(found - expected)) <= slack).all()
+    np.testing.assert_array_equal(np.triu(found, 1), np.triu(scatter, 1))
+
+
+def test_changes_are_applied_in_order() -> None:
+    sums, owner, values = np.zeros((4, 3)), type("Owner", (), {})(), np.ones((2, 3))
+    changes = [
+        row_kernels.Addition(sums, values, np.array([3, 1])),
+        row_kernels.Call(sums.__setitem__, 1, 5.0),
+        row_kernels.Addition(sums, np.full((4, 3), 0.5)),
+        row_kernels.Assignment(owner, {"first": sums, "second": 2}),
+    ]
+    assert not sums.any()
+    row_kernels.add(changes)
+    np.testing.assert_array_equal(sums, np.array([[0.5], [5.5], [0.5], [1.5]]) + np.zeros(3))
+    assert (owner.first is sums, owner.second) == (True, 2)
+    with pytest.raises(TypeError, match="has to contain changes"):
+        row_kernels.add([*changes, None])
+    assert sums[0, 0] == 0.5
+
+
+def test_a_change_that_fails_marks_the_owners() -> None:
+    """Owners of any change of the list, applied or not, if they can be marked."""
+    owners = [type("Owner", (), {"broken": False})() for _ in range(2)]
+    plain = type("Plain", (), {})()
+    changes = [row_kernels.Assignment(owner, {"x": 1}) for owner in (*owners, plain)]
+    changes.insert(1, row_kernels.Call(np.zeros(2).__getitem__, 2))
+    with pytest.raises(IndexError):
+        row_kernels.add(changes)
+    assert [owner.broken for owner in owners] == [True, True]
+    assert not hasattr(plain, "broken")
 
 
 # --- one decorator owns the options --------------------------------------------------------------

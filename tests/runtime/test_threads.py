@@ -25,7 +25,7 @@ from splince_fast._runtime import rows
 from splince_fast._runtime import threads as thread_pool
 from splince_fast.exceptions import InputError
 from splince_fast.methods import fit
-from splince_fast.moments import block, state
+from splince_fast.moments import block
 
 COUNTS = ["1", "2", "3", "7"]
 VARIABLE = "SPLINCE_FAST_NUM_THREADS"
@@ -35,7 +35,7 @@ VARIABLE = "SPLINCE_FAST_NUM_THREADS"
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is split, too."""
     for module, name in (
-        (block, "_GRAIN"), (block, "_GRAIN_PRODUCTS"), (state, "_GRAIN"), (rows, "_GRAIN"),
+        (block, "_GRAIN"), (block, "_GRAIN_PRODUCTS"), (rows, "_GRAIN"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, 64)
 
@@ -117,8 +117,8 @@ EAGER = """
 import atexit, os, warnings
 import numpy as np
 from splince_fast import Moments
-from splince_fast.moments import block, state
-block._GRAIN = block._GRAIN_PRODUCTS = state._GRAIN = 64
+from splince_fast.moments import block
+block._GRAIN = block._GRAIN_PRODUCTS = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
 """

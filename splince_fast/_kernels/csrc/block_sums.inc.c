@@ -57,9 +57,9 @@ static void NAME(sum_task)(const BlockSums *s, Index task) {
     Index part = task / column_tasks, d = b->width;
     Index first = task % column_tasks * s->task_columns, last = minimum(first + s->task_columns, d);
     Index begin = part * b->part_rows, end = minimum(begin + b->part_rows, b->n);
-    Index n_sums = 2 + b->classes + b->columns;
+    Index n_sums = CLASS_ROWS + b->classes + b->columns;
     size_t bytes = (size_t)(last - first) * sizeof(double);
-    double *sums = s->sums + part * n_sums * d, *total = sums;
+    double *sums = s->sums + part * n_sums * d, *total = sums + TOTAL_ROW * d;
     for (Index c = 0; c < n_sums; c++) memset(sums + c * d + first, 0, bytes);
     /* The three rows of `work` hold the shift, the sum of a cell and the squares in aligned cache
        lines, because every row of the block uses these arrays. */
@@ -74,13 +74,13 @@ static void NAME(sum_task)(const BlockSums *s, Index task) {
         for (Index j = first; j < last; j++) total[j] += cell_sum[j];
         for (Index v = 0; v < b->variables; v++) {
             Index code = b->codes[v * b->n + b->order[start]];
-            double *sum = sums + (2 + code) * d;
+            double *sum = sums + (CLASS_ROWS + code) * d;
             for (Index j = first; j < last && code >= 0; j++) sum[j] += cell_sum[j];
         }
     }
-    memcpy(sums + d + first, squares + first, bytes);
+    memcpy(sums + SQUARES_ROW * d + first, squares + first, bytes);
     for (Index q = 0; q < b->columns; q++) {
-        double *sum = sums + (2 + b->classes + q) * d;
+        double *sum = sums + (CLASS_ROWS + b->classes + q) * d;
         for (Index i = begin; i < end; i++) {
             const T *x = NAME(row)(b, i);
             double value = b->values[q * b->n + i];

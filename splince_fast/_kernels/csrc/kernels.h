@@ -57,6 +57,11 @@ INLINE Index minimum(Index a, Index b) { return a < b ? a : b; }
 INLINE Index maximum(Index a, Index b) { return a > b ? a : b; }
 INLINE Index ceil_div(Index n, Index size) { return (n + size - 1) / size; }
 
+/* Rows of the sums of a block: the weighted total, the largest magnitudes (of `centre_columns`) or
+   the weighted squares (of `sum_block`), and the first row of the classes. The rows of the label
+   columns follow those of the classes. */
+enum { TOTAL_ROW, PEAK_ROW, SQUARES_ROW = PEAK_ROW, CLASS_ROWS };
+
 /* A block of rows with labels, and the sums that `centre_columns` (row_kernels.pyx) computes.
    Matrices are C-contiguous. */
 typedef struct {
@@ -64,7 +69,7 @@ typedef struct {
     Index width, n;               /* number of features, number of rows of the block */
     const Index *index;           /* (n,): indices of the rows in the array, or NULL for all */
     const double *weight;         /* (n,) > 0, or NULL for unit weights */
-    const double *shift, *offset; /* (width,): y = x - shift; offset = shift - reference point */
+    const double *shift;          /* (width,): y = x - shift */
     const Index *codes;           /* (variables, n): class codes below `classes`; -1 if missing */
     const Index *order, *cell;    /* (n,): sorted row numbers, and cells, from `sort_by_cell` */
     Index variables, classes, part_rows;
@@ -72,7 +77,7 @@ typedef struct {
     Index columns;
     const double *rotations; /* (n_rotations, 2): cosines and sines; each rotates a pair of rows */
     Index n_rotations;
-    double *sums; /* (2 + classes + columns, width): output of `centre_columns` */
+    double *sums; /* (CLASS_ROWS + classes + columns, width): output of `centre_columns` */
 } Block;
 
 /* Numbers of the begun and of the finished tasks of a phase of `reduce_chunks`. Each counter has
@@ -101,7 +106,7 @@ typedef struct {
 /* Arguments of `sum_block`: sums over the parts of a block about the shift. */
 typedef struct {
     const Block *block;
-    double *sums; /* (parts, 2 + classes + columns, width): output */
+    double *sums; /* (parts, CLASS_ROWS + classes + columns, width): output */
     double *work; /* (parts, 3, work_stride): work memory that begins at a cache line */
     Index work_stride;
     Index task_columns; /* columns per task, a multiple of 16 */

@@ -24,10 +24,10 @@ INLINE const T *NAME(row)(const Block *block, Index i) {
 /* `class_sums` returns the sums of class c; `products` returns the products of the rows with label
    column q. */
 INLINE double *NAME(class_sums)(const Block *block, Index c) {
-    return block->sums + (2 + c) * block->width;
+    return block->sums + (CLASS_ROWS + c) * block->width;
 }
 INLINE double *NAME(products)(const Block *block, Index q) {
-    return block->sums + (2 + block->classes + q) * block->width;
+    return block->sums + (CLASS_ROWS + block->classes + q) * block->width;
 }
 
 /* GROUP rows that are summed together. If only `count` < GROUP rows remain, the first row also
@@ -94,8 +94,7 @@ static void NAME(add_row)(const Block *block, Index i, Index first, Index last) 
         const Index code = block->codes[v * block->n + i];
         if (code < 0) continue;
         double *const sums = NAME(class_sums)(block, code);
-        for (Index j = first; j < last; j++)
-            sums[j] += w * (row[j] - block->shift[j] + block->offset[j]);
+        for (Index j = first; j < last; j++) sums[j] += w * (row[j] - block->shift[j]);
     }
 }
 
@@ -103,19 +102,18 @@ static void NAME(add_row)(const Block *block, Index i, Index first, Index last) 
    of the classes of the cell, one class per variable. */
 static void NAME(add_cell)(const Block *block, Index start, Index stop, Index first, Index last,
                            double *cell_sum) {
-    double weight_sum = 0.0, w[GROUP];
+    double w[GROUP];
     memset(cell_sum + first, 0, (size_t)(last - first) * sizeof(double));
     for (Index k = start; k < stop; k += GROUP) {
         const NAME(Group) group = NAME(group)(block, block->order, k, stop);
         NAME(group_coefficients)(&group, block->weight, w);
         NAME(add_group)(group, block->shift, w, first, last, cell_sum);
-        weight_sum += (w[0] + w[1]) + (w[2] + w[3]);
     }
     for (Index v = 0; v < block->variables; v++) {
         const Index code = block->codes[v * block->n + block->order[start]];
         if (code < 0) continue;
         double *const sums = NAME(class_sums)(block, code);
-        for (Index j = first; j < last; j++) sums[j] += cell_sum[j] + weight_sum * block->offset[j];
+        for (Index j = first; j < last; j++) sums[j] += cell_sum[j];
     }
 }
 
@@ -193,7 +191,8 @@ static void NAME(centre_group)(const Block *block, NAME(Group) group,
         other[g] = broadcast_f64(rotation->other[g]);
     }
     const double *const shift = block->shift;
-    double *const total = block->sums, *const peak = total + block->width;
+    double *const total = block->sums + TOTAL_ROW * block->width;
+    double *const peak = block->sums + PEAK_ROW * block->width;
     Index j = first;
     for (; j + LANES <= last; j += LANES)
         NAME(centre_register)(&group, shift, w, own, other, j, LANES, total, peak,
@@ -205,19 +204,8 @@ static void NAME(centre_group)(const Block *block, NAME(Group) group,
 
 /* Sets the columns first..last of all sums to zero. */
 static void NAME(clear_sums)(const Block *block, Index first, Index last) {
-    for (Index c = 0; c < 2 + block->classes + block->columns; c++)
+    for (Index c = 0; c < CLASS_ROWS + block->classes + block->columns; c++)
         memset(block->sums + c * block->width + first, 0, (size_t)(last - first) * sizeof(double));
-}
-
-/* Adds the contribution of the offset to the products with the label columns, which have been
-   summed about the shift. */
-static void NAME(add_offset)(const Block *block, Index first, Index last) {
-    for (Index q = 0; q < block->columns; q++) {
-        const double *const values = block->values + q * block->n;
-        double *const sums = NAME(products)(block, q), value_sum = 0.0;
-        for (Index i = 0; i < block->n; i++) value_sum += values[i];
-        for (Index j = first; j < last; j++) sums[j] += value_sum * block->offset[j];
-    }
 }
 
 /* Adds the rows begin..stop to all sums, and writes the centred, weighted and rotated rows to
@@ -242,7 +230,6 @@ static void NAME(centre)(const Block *block, Index begin, Index stop, Index firs
             NAME(add_cells)(block, start / block->part_rows * block->part_rows, end, first, last,
                             cell_sum);
     }
-    if (stop == block->n) NAME(add_offset)(block, first, last);
 }
 
 /* Sums and centres the block in the columns first..last. `out` is (m, width), where m is n rounded

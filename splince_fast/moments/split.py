@@ -1,0 +1,343 @@
+"""Accumulators of the parts of the rows, where a function of the row gives the part.
+
+Folds are parts by a hash of the row's number, or of its group; with `by`, every class of a variable
+is a part. `summed` adds parts; on a cluster, they are groups of consecutive blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels.row_kernels import Assignment, Change, add
+from splince_fast._runtime.hashing import splitmix64
+from splince_fast._runtime.rows import Rows
+from splince_fast._solve.options import is_integer
+from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
+from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
+from splince_fast.labels.encoded import observed
+from splince_fast.labels.names import listed, sort_key
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.block import Workspace
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.diagonal import DiagonalAccumulator
+from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.sampled import SampledAccumulator
+from splince_fast.moments.variable import Variable, check_column
+
+Float: TypeAlias = NDArray[np.float64]
+Index: TypeAlias = NDArray[np.intp]
+Key: TypeAlias = ClassName | None  # class, or None without a label; number of a fold
+Part: TypeAlias = "Accumulator | Split"
+
+# Largest number of classes: the memory for each class is a d x d matrix and a block of rows.
+MOST_CLASSES = 64
+_MOST_FOLDS = 1024
+
+
+class Total(Accumulator):
+    """The sum of the accumulators of all classes, by class."""
+
+    parts: Mapping[Key, Accumulator]
+
+
+class Split:
+    """One part, an accumulator, per class of the variable `by`, or a part per fold."""
+
+    # With `by`, each fold is a split. `groups` is a variable whose classes are not divided among
+    # folds. `position` is the number of rows so far, those of weight zero included.
+
+    def __init__(
+        self, parameters: Parameters, n_folds: Any = None, groups: Any = None, position: Any = 0
+    ) -> None:
+        self.parameters, self.n_folds, self.groups = parameters, n_folds, groups
+        self.position = position
+        self.feature_names: tuple[str, ...] | None = None
+        self._work = Workspace()  # shared by the parts of all classes
+        self._total: Total | None = None
+        self.broken = False  # whether a change of the parts failed half-way
+        self.parts: dict[Key, Part] = {}
+        if n_folds is None:
+            return
+        if not is_integer(n_folds) or not 2 <= n_folds <= _MOST_FOLDS:
+            raise InputError(f"folds is {n_folds!r}; it must be an integer from 2 to {_MOST_FOLDS}")
+        if groups is not None and not isinstance(groups, str):
+            raise InputError(f"groups is {groups!r}; it must be the name of a variable")
+        if type(position) is not int or not 0 <= position < 1 << 63:
+            raise InputError(f"the position is {position!r}; it must be a number of rows")
+        self.parts = {i: self.new_part() for i in range(int(n_folds))}
+
+    def new_part(self) -> Part:
+        """Return an empty part."""
+        if self.n_folds is not None:
+            return accumulator_of(self.parameters)
+        return Accumulator(replace(self.parameters, by=None), self._work)
+
+    def _leaves(self) -> Iterator[Accumulator]:
+        for part in self.parts.values():
+            yield from part._leaves() if isinstance(part, Split) else (part,)
+
+    # -- filling ---------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        rows: Rows,
+        weight: Float | None,
+        encoded: Mapping[VariableName, Encoded],
+        *,
+        numbers: NDArray[np.uint64] | None = None,
+        in_order: bool = False,
+        checked: bool = False,
+        index: Index | None = None,
+        copy: bool = False,
+    ) -> list[Change]:
+        """Return the changes that add rows to all parts; an error changes nothing."""
+        # The numbers of the rows in the stream, (n,), give the folds.
+        if not checked:
+            rows.check()
+        if index is None:
+            index = np.arange(rows.array.shape[0])
+        if numbers is None:
+            keys, codes = self._classes_of_rows(encoded, len(index))
+        else:
+            keys, codes = self._folds_of_rows(encoded, numbers)
+        labels = {name: column for name, column in encoded.items() if name != self.groups}
+        for leaf in self._leaves():
+            for name in labels.keys() & leaf.variables.keys():
+                check_column(leaf.variables[name], labels[name], name)
+        parts, in_order = dict(self.parts), in_order or numbers is not None
+        chosen = {keys[code]: np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
+        for key in chosen.keys() - parts.keys():
+            parts[key] = self.new_part()
+        if numbers is None:  # the classes share the work memory, which holds the sums of one block
+            merges = [cast(Accumulator, parts[k]).n_merges(rows, len(c)) for k, c in chosen.items()]
+            copy = sum(map(bool, merges)) > 1
+        changes: list[Change] = []
+        for key, own in chosen.items():
+            of_part = {name: _labels_of_rows(z, own) for name, z in labels.items()}
+            if numbers is None:  # a class lists the classes of its own rows only
+                of_part = {
+                    name: observed(z) if isinstance(z, ClassCodes) else z
+                    for name, z in of_part.items()
+                }
+            changes += parts[key].prepare(
+                rows, None if weight is None else weight[own], of_part,
+                in_order=in_order, checked=True, index=index[own], copy=copy,
+            )  # fmt: skip
+        return [*changes, Assignment(self, {"parts": parts, "_total": None})]
+
+    def _folds_of_rows(
+        self, encoded: Mapping[VariableName, Encoded], numbers: NDArray[np.uint64]
+    ) -> tuple[Sequence[Key], Index]:
+        """Return the keys of the folds, and the index of the key of each row."""
+        hashes = splitmix64(numbers)
+        if self.groups is not None:
+            column = encoded.get(self.groups)
+            if not isinstance(column, ClassCodes):
+                raise LabelError(
+                    f"groups names {self.groups!r}, which is not a class-coded variable of the "
+                    "labels; pass the ids of the groups as strings or integers"
+                )
+            hash_of_class = np.array([*map(_digest, column.classes), 0], np.uint64)
+            hashes = np.where(column.codes >= 0, hash_of_class[column.codes], hashes)
+        return range(len(self.parts)), (hashes % np.uint64(len(self.parts))).astype(np.intp)
+
+    def _classes_of_rows(
+        self, encoded: Mapping[VariableName, Encoded], n: int
+    ) -> tuple[Sequence[Key], Index]:
+        """Return the keys of the classes, the last of which is None, and the index of each row's"""
+        by = cast(str, self.parameters.by)
+        column = encoded.get(by)
+        if column is None and encoded:
+            raise LabelError(
+                f"by is {by!r}, which is not among the variables {listed(encoded)}; pass labels of "
+                f"{by!r}, with None for rows without one"
+            )
+        if column is None:
+            return (None,), np.zeros(n, np.intp)
+        if not isinstance(column, ClassCodes):
+            raise LabelError(
+                f"by={by!r} names a continuous variable; pass its values as strings or integers, "
+                f"or kinds={{{by!r}: 'classes'}}"
+            )
+        keys = (*column.classes, None)
+        present = {keys[code] for code in np.unique(column.codes).tolist()}
+        if len((self.parts.keys() | present) - {None}) > MOST_CLASSES:
+            raise InputError(
+                f"by={by!r} has more than {MOST_CLASSES} classes, and each class needs a d x d "
+                "matrix; pass a variable of fewer classes"
+            )
+        return keys, column.codes
+
+    def put(self, key: Key, part: Part) -> None:
+        """Set a part."""
+        if self.n_folds is None:
+            cast(Accumulator, part)._work = self._work
+        self.parts[key] = part
+        self._total = None
+
+    def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
+        """Return False: there is no fast path, and the caller must call `update`."""
+        return False
+
+    # -- reading ---------------------------------------------------------------------------
+
+    @property
+    def width(self) -> int | None:
+        return next((part.width for part in self.parts.values() if part.width), None)
+
+    @property
+    def n_rows(self) -> int:
+        return sum(part.n_rows for part in self.parts.values())
+
+    @property
+    def nbytes(self) -> int:
+        parts = sum(part.nbytes - self._work.nbytes for part in self.parts.values())
+        return parts + self._work.nbytes + (0 if self._total is None else self._total.nbytes)
+
+    @property
+    def variables(self) -> dict[VariableName, Variable]:
+        """The variables of any part, whose kinds are those of all parts; the sums may differ."""
+        return {name: v for part in self._leaves() for name, v in part.variables.items()}
+
+    def descriptions(self) -> dict[VariableName, str]:
+        """Return the kind and size of each variable as text, including buffered rows."""
+        texts = {name: variable.description for name, variable in self.variables.items()}
+        counts = {name: len(classes) for name, classes in self._class_names().items()}
+        return texts | {name: f"{count} classes" for name, count in counts.items()}
+
+    def _class_names(self) -> dict[VariableName, list[ClassName]]:
+        """Return the names of the classes of each variable in any part, in sorted order."""
+        names: dict[VariableName, dict[object, ClassName]] = {}
+        for part in self._leaves():
+            for name, variable in part.variables.items():
+                if isinstance(variable, ClassSums):
+                    names.setdefault(name, {}).update({class_key(c): c for c in variable.names})
+        return {name: sorted(classes.values(), key=sort_key) for name, classes in names.items()}
+
+    @property
+    def has_pending(self) -> bool:
+        return any(part.has_pending for part in self.parts.values())
+
+    def merge_pending(self) -> None:
+        """Merge the buffered rows of every part into its sums."""
+        for part in self.parts.values():
+            part.merge_pending()
+
+    def total(self) -> Part:
+        """Return the sum of all parts: of classes in the order of their names."""
+        # The total of classes is kept until a part changes.
+        if self.n_folds is not None:
+            total_of_folds: Part = summed(self.parts.values(), accumulator_of(self.parameters))
+            return total_of_folds
+        if self._total is None:
+            total = Total(self.parameters)
+            total.feature_names, total.parts = self.feature_names, cast(Any, self.parts)
+            summed((self.parts[key] for key in sorted(self.parts, key=_order)), total)
+            self._total = total
+        return self._total
+
+    # -- algebra ---------------------------------------------------------------------------
+
+    def check_compatible(self, other: Part) -> None:
+        for part in self._leaves():
+            part.check_compatible(cast(Accumulator, other))  # which has a width
+
+    def _empty_like(self) -> Split:
+        empty = Split(self.parameters, self.n_folds, self.groups, self.position)
+        empty.feature_names = self.feature_names
+        return empty
+
+    def add(self, other: Split) -> None:
+        """Add the parts of another split, in place. Neither may have pending rows."""
+        add(self.merged(other))
+
+    def merged(self, other: Split) -> list[Change]:
+        """Return the changes that add the parts of another split."""
+        self.check_compatible(other)
+        parts, changes = dict(self.parts), list[Change]()
+        for key, theirs in other.parts.items():
+            parts[key] = parts.get(key) or self.new_part()
+            changes += cast(Any, parts[key]).merged(theirs)
+        names = self.feature_names or other.feature_names
+        sums = {"parts": parts, "_total": None, "feature_names": names}
+        return [*changes, Assignment(self, sums)]
+
+    def without(self, other: Split) -> Split:
+        """Return a copy from which the rows of `other` are removed. Neither may have pending."""
+        self.check_compatible(other)
+        for key, theirs in other.parts.items():
+            if key not in self.parts and theirs.n_rows:
+                raise IncompatibleMomentsError(
+                    f"cannot remove rows of the class {key!r}: no rows of this class were added; "
+                    "subtract only moments that were added"
+                )
+        result = self._empty_like()
+        for key, part in self.parts.items():
+            known = key in other.parts
+            result.put(key, cast(Any, part).without(other.parts[key]) if known else part.copy())
+        return result
+
+    def copy(self) -> Split:
+        result = self._empty_like()
+        for key, part in self.parts.items():
+            result.put(key, part.copy())
+        return result
+
+    def scale(self, factor: float) -> None:
+        """Multiply every weight by a factor. All buffers must be empty."""
+        for part in self.parts.values():
+            part.scale(factor)
+        self._total = None
+
+    def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
+        """Reorder the classes of a variable as in `order`, in every part."""
+        for part in self.parts.values():
+            part.sort_classes(name, order)
+        self._total = None
+
+    def sort_all_classes(self) -> None:
+        """Give all parts the same classes in sorted order, whatever the sizes of the blocks."""
+        self.merge_pending()
+        for name, classes in self._class_names().items():
+            self.sort_classes(name, classes)
+
+
+def summed(parts: Iterable[Part], total: Any) -> Any:
+    """Add parts, in their order, to an empty accumulator or split, and return it."""
+    for part in parts:
+        part.merge_pending()
+        total.add(part)
+    return total
+
+
+def accumulator_of(parameters: Parameters) -> Part:
+    """Return an empty accumulator or split for moments with these parameters."""
+    if parameters.by is not None:
+        return Split(parameters)
+    if parameters.is_diagonal:
+        return DiagonalAccumulator(parameters)
+    return SampledAccumulator(parameters) if parameters.subsample < 1 else Accumulator(parameters)
+
+
+def _labels_of_rows(column: Encoded, index: Index) -> Encoded:
+    """Return the labels of the rows `index`; the list of classes does not change."""
+    if isinstance(column, ClassCodes):
+        return ClassCodes(column.classes, column.codes[index])
+    present = None if column.present is None else column.present[index]
+    return Columns(column.columns, column.values[index], present)
+
+
+def _order(key: Key) -> tuple[bool, str]:
+    """Return the place of a class in the order of names; rows without a label are first."""
+    return key is not None, repr(class_key(key)) if key is not None else ""
+
+
+def _digest(name: ClassName) -> int:
+    digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
