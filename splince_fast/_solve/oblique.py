@@ -22,6 +22,8 @@ from splince_fast.labels.names import listed
 
 Float = NDArray[np.float64]
 
+_TINY = float(np.finfo(np.float64).tiny)
+
 
 class Solution(NamedTuple):
     """The projection P = I - left^T right, with ranks, angles and residuals."""
@@ -184,18 +186,17 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     return np.concatenate([left, null]), np.concatenate([dual_right, dual - from_left @ dual_right])
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def column_norms(left: Float, right: Float) -> Float:
     """Return the norms of the columns of left^T right, (d,), for factors (r, d), in O(d r^2)."""
-    if not len(left):
-        return np.zeros(left.shape[1])
-    sizes = np.abs(left).max(axis=1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        units = np.where(sizes > 0, left / sizes, 0.0)
-        weights = right * sizes
-        squares = np.einsum("ij,ij->j", weights, (units @ units.T) @ weights)
+    # The rows of `left` are scaled to maximum 1, so that no square overflows.
+    sizes = np.abs(left).max(axis=1, keepdims=True, initial=_TINY)
+    units, weights = left / sizes, right * sizes
+    squares = (weights * (units @ units.T @ weights)).sum(axis=0)
     return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tuple[float, float]:
     """Return the sensitivity to float32 rounding, sqrt(E|(P - I) e|^2) / s, and |P - I|_F."""
     # e is the error of rounding x to float32. Its entries are taken as independent, with the
@@ -203,7 +204,8 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     # Cov(x), the sensitivity is eps32 rms(x) |P - I|_F / s.
     if variance <= 0.0:
         return 0.0, 0.0
-    norm, offset = status.norm_and_offset(left, right, mean, variance)
+    norms, offset = column_norms(left, right), float(np.square(mean / variance**0.5).sum())
+    norm = float(norms @ norms) ** 0.5
     effect: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
     return min(effect, float(np.finfo(np.float64).max)), norm
 
