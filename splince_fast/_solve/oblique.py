@@ -28,37 +28,26 @@ _TINY = float(np.finfo(np.float64).tiny)
 class Solution(NamedTuple):
     """The projection P = I - left^T right, with ranks, angles and residuals."""
 
-    # status code of :mod:`splince_fast._kernels.factor`; the arrays are empty unless it is
-    # STATUS_OK
-    status: int
+    status: int  # of `splince_fast._kernels.factor`; the arrays are empty unless STATUS_OK
     left: Float  # (r, d): transposed factors of I - P
     right: Float
-    # (k, d): whitened spans L^+ Cov(x, v) of the erased variables, then of the kept variables, as
-    # rows
-    whitened: Float
-    # ranks of the erased and of the kept part of `whitened`: the number of singular values above
-    # `cut_z` and `cut_y`
-    rank_z: int
+    whitened: Float  # (k, d): whitened spans of the erased, then of the kept variables
+    rank_z: int  # ranks of the two parts of `whitened`: numbers of singular values above the cuts
     rank_y: int
-    cut_z: float  # thresholds of the singular values of the two parts
+    cut_z: float
     cut_y: float
     dropped: int
-    # cosines of the principal angles between the erased and the kept span, before any direction was
-    # dropped
-    cosines: Float
-    # sines of the principal angles between the erased span and the kept directions that remain
-    sines: Float
+    cosines: Float  # of the principal angles, before any direction was dropped
+    sines: Float  # of the angles between the erased span and the kept directions that remain
     distortion: float  # tr((I - P) S (I - P)^T) for P, and for LEACE in place of P
     distortion_leace: float
     size: float  # spectral norm of I - P for features scaled to unit standard deviation
     # relative residuals of the two constraints, P Sz = 0 and P Sy = Sy, for features scaled to unit
-    # standard deviation, on directions above the thresholds
+    # standard deviation, on directions above the cuts
     residual_z: float
     residual_y: float
     amplification: float  # 1 / sine of the smallest principal angle
-    # the larger condition number of the erased and the kept part of `whitened`, without singular
-    # values below the thresholds
-    spread: float
+    spread: float  # the larger condition number of the parts of `whitened`, above the cuts
     noise: float  # rounding level of `whitened`
     solver: str
     rank_covariance: int
@@ -68,8 +57,7 @@ class Solution(NamedTuple):
     # (n, d): orthonormal basis of the complement of the support, constant features first; None
     # unless ``null_space="drop"``
     null_basis: Float | None
-    # (n_erased, d): component of the erased span off the support of S; None if S has full rank
-    off_support: Float | None
+    off_support: Float | None  # component of the erased span off the support; None at full rank
 
     @property
     def bound(self) -> float:
@@ -103,13 +91,12 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         drop_below=1.0 / max_amplification if max_amplification else 0.0,  # smallest allowed sine
         may_drop=options.on_infeasible == "drop" or max_amplification is not None,
     )
-    null_basis = None
+    null_basis = off_support = None
     if whitened and options.null_space == "drop":
-        constant = np.flatnonzero(factor.inverse_scale == 0.0)
-        unit_vectors = np.zeros((len(constant), d))
-        unit_vectors[np.arange(len(constant)), constant] = 1.0
-        null_basis = np.concatenate([unit_vectors, factor.null_basis.T])
-    off_support = None
+        constants = np.flatnonzero(factor.inverse_scale == 0.0)
+        null_basis = np.zeros((len(constants) + factor.n_null, d))
+        null_basis[range(len(constants)), constants] = 1.0
+        null_basis[len(constants) :] = factor.null_basis.T
     if factor.n_null:
         off_support = span_z - factor.unwhiten(result[3][: len(span_z)])
     return Solution._make((*result, noise, *fields, null_basis, off_support))
