@@ -112,7 +112,7 @@ def certificate(noise: Noise, delta: float) -> float:
     taus, degrees = np.array(noise.taus), np.array(noise.degrees)
     if not (taus > 0).all():
         return 0.0
-    level = delta / len(taus)
+    level = float(delta) / len(taus)
     if noise.denominators:
         quantiles = fdtri(degrees, noise.denominators, 1 - level)
     else:
