@@ -295,10 +295,10 @@ def test_snapshots_files_and_dictionaries_keep_it(tmp_path: Path) -> None:
     for change in ({"n": -1.0}, {"taus": []}, {"degrees": [1.0, 2.0]}, {"ratio": "a"}, {"m": 1}):
         broken = json.loads(json.dumps(values))
         broken["variables"][0]["noise"].update(change)
-        with pytest.raises(sf.FileFormatError):
+        with pytest.raises(sf.exceptions.FileFormatError):
             Report.from_dict(broken)
     values["variables"][0]["noise"] = None
-    with pytest.raises(sf.InputError, match="no certificate"):
+    with pytest.raises(sf.exceptions.InputError, match="no certificate"):
         Report.from_dict(values).certificate()
 
 
@@ -327,11 +327,11 @@ def test_certificate_refuses_bad_levels_and_repairs() -> None:
     X, z = Population(300, 6, gap=1.0).draw(np.random.default_rng(5))
     eraser = sf.leace(sf.Moments().update(X, {"z": z}), erase="z")
     for delta in (0, 1, -1, "a", True, float("nan")):
-        with pytest.raises(sf.InputError, match="between 0 and 1"):
+        with pytest.raises(sf.exceptions.InputError, match="between 0 and 1"):
             eraser.report.certificate(delta)
     labels = {"z": z, "y": X[:, 1]}
     rows, after = (sf.Moments().update(x, labels) for x in (X, eraser(X)))
-    with pytest.raises(sf.InputError, match="erases nothing itself"):
+    with pytest.raises(sf.exceptions.InputError, match="erases nothing itself"):
         sf.repair(after, before=rows, keep="y").report.certificate()
 
 

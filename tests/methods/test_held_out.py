@@ -71,11 +71,11 @@ def test_groups_stay_in_one_fold() -> None:
     assert "groups" not in names.moments_.variables
     named = clone(eraser).fit(x[twice], concept={"groups": z[twice]}, groups=twice)
     assert list(named.moments_.variables) == ["groups"]
-    with pytest.raises(sf.LabelError, match="groups"):
+    with pytest.raises(sf.exceptions.LabelError, match="groups"):
         eraser.fit(x, concept=z, groups=np.linspace(0, 1, len(x)))
-    with pytest.raises(sf.InputError, match="groups has 5 rows"):
+    with pytest.raises(sf.exceptions.InputError, match="groups has 5 rows"):
         eraser.fit(x, concept=z, groups=twice[:5])
-    with pytest.raises(sf.InputError, match="leave groups out"):  # there are no folds
+    with pytest.raises(sf.exceptions.InputError, match="leave groups out"):  # there are no folds
         sf.LEACE().fit(x, concept=z, groups=z)
 
 
@@ -87,7 +87,7 @@ def test_a_fold_without_the_concept_is_no_error() -> None:
     report = sf.leace(two_folds(x, concept=z), erase="concept").report
     assert report is not None
     assert (report.held_out, report.rank) == (None, 1)
-    with pytest.raises(sf.ConstantVariableError) as caught:
+    with pytest.raises(sf.exceptions.ConstantVariableError) as caught:
         sf.LEACE(shrinkage="cv").fit(x, concept=z)
     assert any("folds" in note for note in caught.value.__notes__)
 
@@ -112,7 +112,7 @@ def test_methods_take_folds(method: str, count: int) -> None:
     assert sf.Report.from_dict(report.to_dict()) == report == cross.eraser.report
     assert len(str(cross).splitlines()) == 2 + count
     assert [fold["n_rows"] for fold in cross.to_dict()["folds"]] == [f.n_rows for f in folds]
-    with pytest.raises(sf.UnknownVariableError):
+    with pytest.raises(sf.exceptions.UnknownVariableError):
         getattr(sf, method)(folds, erase="no such", **keep)
 
 
@@ -127,7 +127,7 @@ def weak(n: int = 600, d: int = 30) -> tuple[Float, NDArray[Any]]:
     return x, z
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.UnseenRowsWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.UnseenRowsWarning")
 def test_cross_validated_shrinkage_is_the_best_of_those_tried() -> None:
     x, z = weak()
     folds = two_folds(x, concept=z)
@@ -156,7 +156,7 @@ def test_cross_validated_shrinkage_needs_folds() -> None:
         lambda: sf.LEACE(shrinkage="cv").partial_fit(x, concept=z),
         lambda: sf.LEACE.from_moments(moments, erase="z", shrinkage="cv"),
     ):
-        with pytest.raises(sf.InputError, match="chosen on folds"):
+        with pytest.raises(sf.exceptions.InputError, match="chosen on folds"):
             call()
     fitted = sf.LEACE(shrinkage="cv").fit(x, concept=z)  # few rows, and yet it was asked for
     assert fitted.report_.held_out is not None
@@ -170,13 +170,15 @@ def test_weak_features_are_named() -> None:
     frame = pd.DataFrame(x, columns=[f"unit {i}" for i in range(x.shape[1])])
     source = [(frame[:300], {"z": z[:300]}), (frame[300:], {"z": z[300:]})]
     folds = sf.Moments.from_blocks(source, folds=2)
-    with pytest.warns(sf.UnseenRowsWarning, match=r"hardly vary .*\('unit 0', 'unit 1'\)") as found:
+    with pytest.warns(
+        sf.exceptions.UnseenRowsWarning, match=r"hardly vary .*\('unit 0', 'unit 1'\)"
+    ) as found:
         eraser = sf.leace(folds, erase="z")
     assert found[0].filename == __file__
     assert str(found[0].message) in eraser.report.warnings
-    with pytest.warns(sf.UnseenRowsWarning, match=r"hardly vary .*\(0, 1\)"):
+    with pytest.warns(sf.exceptions.UnseenRowsWarning, match=r"hardly vary .*\(0, 1\)"):
         sf.leace(two_folds(x, z=z), erase="z")
-    with pytest.warns(sf.UnseenRowsWarning, match="'unit 0', 'unit 1'") as found:
+    with pytest.warns(sf.exceptions.UnseenRowsWarning, match="'unit 0', 'unit 1'") as found:
         sf.cross_report(folds, erase="z")
     assert found[0].filename == __file__
 
@@ -194,7 +196,9 @@ def test_few_rows_warn_in_every_entry_point(n: int) -> None:
         lambda: sf.LEACE().fit(x, concept=z),
     ]
     for call in calls:
-        with pytest.warns(sf.UnseenRowsWarning, match="rows per dimension of x") as found:
+        with pytest.warns(
+            sf.exceptions.UnseenRowsWarning, match="rows per dimension of x"
+        ) as found:
             call()
         assert len(found) == 1
         assert found[0].filename == __file__

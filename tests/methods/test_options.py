@@ -41,8 +41,8 @@ def test_max_amplification_gives_up_what_lies_above_it_and_no_more(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         eraser = erase("splince", moments, names["z"], names["y"], max_amplification=cap)
-    kinds = [w.category for w in caught if w.category is not sf.LabelFeatureWarning]
-    assert kinds == ([sf.DroppedDirectionsWarning] if lost else [])
+    kinds = [w.category for w in caught if w.category is not sf.exceptions.LabelFeatureWarning]
+    assert kinds == ([sf.exceptions.DroppedDirectionsWarning] if lost else [])
     figures = report(eraser)
     assert figures.dropped == len(lost)
     assert figures.amplification <= cap
@@ -68,9 +68,9 @@ def test_what_clashes_is_given_up_and_the_rest_is_kept(method: str) -> None:
     data = draw_data(21, ky=1)
     labels = {"z": data.z, "same": np.where(data.z == 1, "a", "b"), "y": data.y}
     moments = sf.Moments().update(data.x, labels)
-    with pytest.raises(sf.InfeasibleError):
+    with pytest.raises(sf.exceptions.InfeasibleError):
         erase(method, moments, y=["same", "y"])
-    with pytest.warns(sf.DroppedDirectionsWarning):
+    with pytest.warns(sf.exceptions.DroppedDirectionsWarning):
         eraser = erase(method, moments, y=["same", "y"], on_infeasible="drop")
     erased, given_up, kept = report(eraser).variables
     assert erased.residual <= erased.bound
@@ -81,7 +81,7 @@ def test_what_clashes_is_given_up_and_the_rest_is_kept(method: str) -> None:
     assert alone.residual <= alone.bound
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.LabelFeatureWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 def test_tolerance_for_ranks_leaves_weak_directions_alone() -> None:
     rng = np.random.default_rng(22)
     x = np.linalg.qr(rng.normal(size=(500, 5)))[0]
@@ -133,7 +133,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.DroppedDirectionsWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.DroppedDirectionsWarning")
 @pytest.mark.parametrize("name", RANGES)
 def test_ranges_of_options(name: str) -> None:
     moments = draw_data(0).moments()
@@ -141,14 +141,14 @@ def test_ranges_of_options(name: str) -> None:
     for value in valid:
         sf.splince(moments, erase="z", keep="y", **{name: value})
     for value in invalid:
-        with pytest.raises(sf.InputError, match=f"{name} is {value!r}"):
+        with pytest.raises(sf.exceptions.InputError, match=f"{name} is {value!r}"):
             sf.splince(moments, erase="z", keep="y", **{name: value})
 
 
 def test_levels_and_fractions_may_be_numbers_of_numpy_and_no_booleans() -> None:
     eraser = sf.leace(draw_data(0).moments(), erase="z")
     assert report(eraser).certificate(delta=HALF) == report(eraser).certificate(delta=0.5)
-    with pytest.raises(sf.InputError, match="is True"):
+    with pytest.raises(sf.exceptions.InputError, match="is True"):
         eraser.scaled(True)
 
 
@@ -157,11 +157,13 @@ def test_paths_and_folds_of_other_types_are_refused(wrong: Any) -> None:
     data = draw_data(0)
     moments = data.moments()
     for call in (sf.load_eraser, sf.Moments.load, sf.Projection.load, moments.save):
-        with pytest.raises(sf.InputError, match=r"the path is .*; pass the name of a file"):
+        with pytest.raises(
+            sf.exceptions.InputError, match=r"the path is .*; pass the name of a file"
+        ):
             call(wrong)
     if wrong is not None:
-        with pytest.raises(sf.InputError, match="the path is"):
+        with pytest.raises(sf.exceptions.InputError, match="the path is"):
             sf.Moments.from_blocks([(data.x, {"z": data.z})], checkpoint=wrong)
     if not isinstance(wrong, list):
-        with pytest.raises(sf.InputError, match="two or more"):
+        with pytest.raises(sf.exceptions.InputError, match="two or more"):
             sf.cross_report(wrong, erase="z")

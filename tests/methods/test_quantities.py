@@ -24,7 +24,7 @@ def notes_of(fit: Any) -> tuple[sf.Projection, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         eraser = fit()
-    assert all(w.category is sf.ManyClassesWarning for w in caught)
+    assert all(w.category is sf.exceptions.ManyClassesWarning for w in caught)
     assert all(w.filename == __file__ for w in caught)
     assert eraser.report.warnings == tuple(str(w.message) for w in caught)
     return eraser, [str(w.message) for w in caught]
@@ -88,7 +88,9 @@ def test_estimator_and_shorthand_warn_as_well() -> None:
         lambda: sf.erase(x, quantity)[1],
         lambda: sf.SAL().fit(x, concept=quantity).projection_,
     ):
-        with pytest.warns(sf.ManyClassesWarning, match="as 62 classes, and erasing takes 8 of 8"):
+        with pytest.warns(
+            sf.exceptions.ManyClassesWarning, match="as 62 classes, and erasing takes 8 of 8"
+        ):
             fit()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

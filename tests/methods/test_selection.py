@@ -21,22 +21,22 @@ from problems import (
 
 import splince_fast as sf
 
-NAMED = (sf.UnknownVariableError, r"'gender'.*'z'.*'y'")
+NAMED = (sf.exceptions.UnknownVariableError, r"'gender'.*'z'.*'y'")
 
 
 @pytest.mark.parametrize(
     ("method", "selection", "error", "text"),
     [
         *(
-            ("leace", {"z": selection}, sf.InputError, "erase is")
+            ("leace", {"z": selection}, sf.exceptions.InputError, "erase is")
             for selection in ([], None, 3, {"z"}, ["z", 3], np.array([1.0]))
         ),
-        ("leace", {"z": ()}, sf.UnknownVariableError, r"\(\)"),
+        ("leace", {"z": ()}, sf.exceptions.UnknownVariableError, r"\(\)"),
         ("leace", {"z": "gender"}, *NAMED),
         ("splince", {"y": ["y", "gender"]}, *NAMED),
         ("mean_projection", {"z": "gender"}, *NAMED),
-        ("leace", {"z": ("z", "y")}, sf.UnknownVariableError, "joint="),
-        ("mean_projection", {"z": "y"}, sf.LabelError, r"'y'.*sal"),
+        ("leace", {"z": ("z", "y")}, sf.exceptions.UnknownVariableError, "joint="),
+        ("mean_projection", {"z": "y"}, sf.exceptions.LabelError, r"'y'.*sal"),
     ],
 )
 def test_selections_that_are_refused(
@@ -48,7 +48,7 @@ def test_selections_that_are_refused(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_empty_moments(method: str) -> None:
-    with pytest.raises((sf.NotEnoughDataError, sf.UnknownVariableError)):
+    with pytest.raises((sf.exceptions.NotEnoughDataError, sf.exceptions.UnknownVariableError)):
         erase(method, sf.Moments())
 
 
@@ -181,18 +181,18 @@ def test_forms_of_directions(form: Any) -> None:
 @pytest.mark.parametrize(
     ("directions", "error"),
     [
-        ({"y": 1}, sf.InputError),
-        ([["a"]] * 8, sf.InputError),
-        ([[1.0, 2.0], [3.0]], sf.InputError),
-        (3.0, sf.InputError),
-        (["y", np.ones(8)], sf.InputError),
-        (None, sf.InputError),
-        (np.zeros((8, 1)), sf.ConstantVariableError),
-        (np.ones((7, 2)), sf.InputError),
-        (np.ones((8, 2, 2)), sf.InputError),
-        (np.full((8, 1), np.nan), sf.NonFiniteError),
-        (np.ones((8, 1)) * 1j, sf.InputError),
-        (np.ones((8, 0)), sf.InputError),
+        ({"y": 1}, sf.exceptions.InputError),
+        ([["a"]] * 8, sf.exceptions.InputError),
+        ([[1.0, 2.0], [3.0]], sf.exceptions.InputError),
+        (3.0, sf.exceptions.InputError),
+        (["y", np.ones(8)], sf.exceptions.InputError),
+        (None, sf.exceptions.InputError),
+        (np.zeros((8, 1)), sf.exceptions.ConstantVariableError),
+        (np.ones((7, 2)), sf.exceptions.InputError),
+        (np.ones((8, 2, 2)), sf.exceptions.InputError),
+        (np.full((8, 1), np.nan), sf.exceptions.NonFiniteError),
+        (np.ones((8, 1)) * 1j, sf.exceptions.InputError),
+        (np.ones((8, 0)), sf.exceptions.InputError),
     ],
 )
 def test_directions_that_are_none(directions: Any, error: type[Exception]) -> None:
@@ -211,7 +211,7 @@ def test_directions_off_the_support_stay_and_cost_nothing() -> None:
 
 
 # The warning is of the bound, which knows what the directions are worth.
-@pytest.mark.filterwarnings("ignore::splince_fast.PrecisionWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.PrecisionWarning")
 @pytest.mark.parametrize(("gap", "rank"), [(1e-6, 2), (1e-10, 2), (1e-17, 1)])
 def test_directions_to_be_kept_count_down_to_rounding(gap: float, rank: int) -> None:
     """Two directions so far apart span a plane, and both of its axes stay."""
