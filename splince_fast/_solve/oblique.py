@@ -109,17 +109,11 @@ def raise_failure(
     if solution.status != status.STATUS_INFEASIBLE:
         raise_numerical(solution.status, solver)
     cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
-    sine = float(solution.sines.min())
-    amplification = np.inf if sine == 0 else 1 / sine
     raise InfeasibleError(
-        f"{common_text(erased, kept)}"
-        f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
-        "the kept variables lies in the span of the erased variables, and erasure removes this "
-        f"direction (largest principal cosine {cosine:.12g}, amplification {amplification:.1e}; "
-        f"ranks {solution.rank_y} and {solution.rank_z}). Typical causes: a kept and an erased "
-        "variable are the same or functions of each other, or there are fewer rows or features "
-        "than classes. Keep fewer variables, pass on_infeasible='drop' to keep the other "
-        "directions, limit the cost with max_amplification=, or use leace, which keeps no variable",
+        f"{common_text(erased, kept)}{method} cannot keep {listed(kept)} while it erases "
+        f"{listed(erased)}: a direction to keep lies in the span to erase (largest principal "
+        f"cosine {cosine:.12g}, amplification {solution.amplification:.1e}). Keep fewer variables, "
+        "pass on_infeasible='drop' or max_amplification=, or use leace, which keeps no variable",
         cosine,
     )
 

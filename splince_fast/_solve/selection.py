@@ -8,7 +8,7 @@ direction.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.keywords import described_type
-from splince_fast._runtime.rows import as_rows, listed_columns
+from splince_fast._runtime.rows import as_numbers, as_rows, listed_columns
 from splince_fast._solve import tolerances
 from splince_fast.exceptions import ConstantVariableError, InputError, NonFiniteError
 from splince_fast.labels import VariableName
@@ -73,18 +73,8 @@ def kept_of(selection: Any) -> Kept:
     items = selection if isinstance(selection, list) else [selection]
     if not items or any(isinstance(x, (str, tuple)) for x in items):
         return names_of(selection, "keep")
-    if isinstance(selection, Mapping):
-        raise InputError("keep is a mapping; pass names of variables, or an array of shape (d, k)")
-    if hasattr(selection, "to_numpy"):
-        selection = selection.to_numpy()
-    elif not hasattr(selection, "ndim"):
-        try:
-            selection = np.asarray(selection, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"keep is neither names of variables nor an array of directions: {error}"
-            ) from error
-    return as_rows(selection[:, None] if selection.ndim == 1 else selection, name="keep")
+    array = as_numbers(selection, "keep")
+    return as_rows(array[:, None] if array.ndim == 1 else array, name="keep")
 
 
 def span_of(statistics: Any, selection: Kept, role: str, whitened: bool) -> Span:
