@@ -248,19 +248,42 @@ def test_rows_without_a_label_do_not_count() -> None:
         assert few == pytest.approx(2 * whole, rel=0.1)
 
 
-def test_expected_r2_is_corrected_for_class_covariances() -> None:
-    """Mean over fits of the population R^2: `expected` with by= meets it, without it does not."""
-    p, rng, found = Population(rare=0.05, wide=3.0), np.random.default_rng(3), []
-    for _ in range(150):
+RARE = Population(1500, 20, rare=0.06, gap=2.0)
+
+
+@pytest.mark.parametrize(
+    ("p", "by", "labelled", "least", "most"),
+    [
+        *(
+            (Population(2000, 60, gap=4.0), None, labelled, 0.85, 1.15)
+            for labelled in (1, 0.5, 0.1)
+        ),
+        (RARE, None, 1, 0.9, 1.1),
+        (CASES["rare, wide"], "z", 1, 0.85, 1.15),
+        # Controls: equal class covariances are what the figure needs without by=.
+        (RARE._replace(wide=3.0), None, 1, 0, 0.6),
+        (CASES["rare, wide"], None, 1, 0, 0.4),
+    ],
+)
+def test_expected_r2_is_that_of_a_simulation(
+    p: Population, by: str | None, labelled: float, least: float, most: float
+) -> None:
+    """The mean over fits, with labels missing at random; of a rare class, it is below its bound."""
+    rng, found = np.random.default_rng(3), []
+    for _ in range(100):
         X, z = p.draw(rng)
-        own, plain = (
-            sf.leace(sf.Moments(by=by).update(X, {"z": z}), erase="z") for by in ("z", None)
-        )
-        values = [e.report.variables[0].expected for e in (own, plain)]
-        found.append((p.r2(own), *values))
-    true, corrected, plain = np.mean(found, axis=0)
-    assert corrected == pytest.approx(true, rel=0.15)
-    assert plain < 0.4 * true
+        z = np.where(rng.random(p.n) < labelled, z.astype(object), None)
+        eraser: Any = sf.leace(sf.Moments(by=by).update(X, {"z": z}), erase="z")
+        (variable,) = eraser.report.variables
+        found.append((p.r2(eraser), variable.expected, variable.expected_most or np.inf))
+        assert ("labelled" in variable.kind) == (labelled < 1)
+        assert variable.expected <= found[-1][2] * (1 + 1e-12)
+    (true, expected, bound), error = np.mean(found, axis=0), np.std([row[0] for row in found]) / 10
+    assert least * true <= expected <= most * true
+    if by is None:
+        assert f"at most {variable.expected_most:.2g}" in str(eraser.report)
+        assert "equal covariances" in eraser.report.explain()
+        assert p.rare == 0.5 or true + 3 * error < bound
 
 
 @settings(max_examples=60, deadline=None)
