@@ -18,7 +18,8 @@ def syrk_f64_into(const double[:, ::1] rows not None, double[::1, :] scatter not
     if m == 0 or d == 0:
         return
     with nogil:
-        cython_blas.dsyrk(b"L", b"N", &d, &m, &one, <double*>&rows[0, 0], &d, &one, &scatter[0, 0], &d)
+        cython_blas.dsyrk(b"L", b"N", &d, &m, &one, <double*>&rows[0, 0], &d, &one, &scatter[0, 0],
+                          &d)
 
 
 def syrk_f32_out(const float[:, ::1] rows not None, float[::1, :] product not None) -> None:
@@ -30,7 +31,8 @@ def syrk_f32_out(const float[:, ::1] rows not None, float[::1, :] product not No
     if m == 0 or d == 0:
         return
     with nogil:
-        cython_blas.ssyrk(b"L", b"N", &d, &m, &one, <float*>&rows[0, 0], &d, &zero, &product[0, 0], &d)
+        cython_blas.ssyrk(b"L", b"N", &d, &m, &one, <float*>&rows[0, 0], &d, &zero, &product[0, 0],
+                          &d)
 
 
 def gemm_f64_into(const double[:, ::1] left not None, const double[:, ::1] right not None,

@@ -184,9 +184,11 @@ cdef class Factor:
             order = np.argsort(-np.abs(vectors).max(axis=1), kind="stable")
             vectors[order] = scipy.linalg.qr(vectors[order], mode="economic", pivoting=True)[0]
             view = vectors
-            self.null_data = &view[0, 0]
-        vectors.flags.writeable = False
-        self.null_vectors = vectors
+        if self.null_vectors is None:  # else, another thread was faster, and its memory is in use
+            if vectors.shape[1]:
+                self.null_data = &view[0, 0]
+            vectors.flags.writeable = False
+            self.null_vectors = vectors
         return 0
 
     def admit(self, const double[:, ::1] spans not None):
@@ -199,7 +201,7 @@ cdef class Factor:
         # first. These directions are added to the support with the eigenvalue `tolerance`. Without
         # such directions the factor itself is returned.
         check_length(spans.shape[1], self.width, "spans")
-        if self.noise is None or not min(self.noise.shape[1], spans.shape[0]):
+        if self.admitted or self.noise is None or not min(self.noise.shape[1], spans.shape[0]):
             return self
         projections = self.noise.T @ (spans * self.inverse_scale).T
         (reflectors, tau), r, _ = scipy.linalg.qr(projections, mode="raw", pivoting=True,
@@ -213,8 +215,9 @@ cdef class Factor:
             "R", "N", reflectors[:, :len(tau)], tau, self.noise, 64 * self.width)[0]
         added = noise[:, :a] * (self.inverse_scale / sqrt(self.tolerance))[:, None]
         cdef Factor new = Factor.__new__(Factor)
-        new.kind, new.width, new.scratch, new.constants = EIGH, self.width, self.width, self.constants
-        new.scales, new.scale, new.inverse = self.scales, self.scale, self.inverse
+        new.kind, new.width, new.scratch = EIGH, self.width, self.scratch
+        new.constants, new.scales = self.constants, self.scales
+        new.scale, new.inverse = self.scale, self.inverse
         new.diagonal, new.upper = self.diagonal, self.upper
         new.tolerance, new.variance, new.rounding = self.tolerance, self.variance, self.rounding
         new.n_noise, new.admitted, new.smallest = self.n_noise, a, self.tolerance

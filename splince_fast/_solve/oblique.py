@@ -71,7 +71,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     # first extended by directions whose variance is at the rounding level, but in which a span
     # exceeds rounding error (`Factor.admit`). P changes constant features, too, but the change
     # does not depend on them: `right` is 0 for these features.
-    if factor.n_noise and not factor.admitted:
+    if factor.n_noise:
         factor = factor.admit(np.concatenate([span_z, span_y]))
     d, solver = factor.width, factor.solver
     whitened = solver != "none"
