@@ -222,7 +222,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef double sine = 1.0, spread = 1.0
     check_length(erased.shape[1], d, "erased")
     check_length(kept.shape[1], d, "kept")
-    factor.prepare_null_basis()
+    if factor.n_noise > factor.admitted:
+        factor.prepare_null_basis()
 
     # The returned arrays are slices of two allocations, because each allocation takes time.
     rows_a = np.empty((2 * mz + k, d))

@@ -58,5 +58,5 @@ def column_span(
 
 def largest_correlation(span: Float, variances: Float) -> float:
     """Return the largest squared correlation of a feature that varies with a label column."""
-    varies = variances > 0.0
-    return float((np.square(span[:, varies]) / variances[varies]).max(initial=0.0))
+    squares = np.divide(span * span, variances, out=np.zeros(span.shape), where=variances > 0.0)
+    return float(squares.max(initial=0.0))
