@@ -61,7 +61,7 @@ def extension(name: str, sources: Sequence[str] = (), arguments: Sequence[str] =
 setup(
     ext_modules=cythonize(
         [
-            *(extension(name) for name in ("blas", "factor", "oblique")),
+            *(extension(name) for name in ("blas", "factor", "oblique", "spans")),
             # Contraction is stated, as -std=c11 would turn it off. Registers are passed to inlined
             # functions alone, so that their calling convention does not matter.
             extension(

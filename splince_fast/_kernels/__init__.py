@@ -2,7 +2,8 @@
 
 try:
     import splince_fast._kernels.blas
-    import splince_fast._kernels.oblique  # noqa: F401
+    import splince_fast._kernels.oblique
+    import splince_fast._kernels.spans  # noqa: F401
 except ImportError as error:
     raise ImportError(
         "The compiled part of splince_fast is missing or was built for another Python. "

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from splince_fast._kernels import blas, factor, oblique
+from splince_fast._kernels import blas, factor, oblique, spans
 
 Array = NDArray[Any]
 D, K, M = 5, 3, 7
@@ -83,6 +83,10 @@ ENTRIES = {
     "spanned": entry(
         of_columns, "fewer columns", written="columns", columns=numbers(D, D),
         variances=np.ones(D), floor=np.zeros(D),
+    ),
+    "class_span": entry(spans.class_span, "sums 1", sums=numbers(K, D), weights=np.ones(K)),
+    "largest_correlation": entry(
+        spans.largest_correlation, "span 0", span=numbers(K, D), variances=np.ones(D)
     ),
     "syrk_f64_into": entry(
         blas.syrk_f64_into, "rows 0", written="scatter", rows=numbers(M, D),
