@@ -10,14 +10,7 @@ from splince_fast._kernels.shapes cimport check_length
 
 
 def syrk_f64_into(const double[:, ::1] rows not None, double[::1, :] scatter not None) -> None:
-    """Add rows^T rows to the lower triangle of `scatter`, in float64.
-
-    Parameters
-    ----------
-    rows : (m, d) float64, C-contiguous
-    scatter : (d, d) float64, Fortran-contiguous
-        Changed in place.
-    """
+    """Add rows^T rows, for rows of shape (m, d), to the lower triangle of `scatter`, in float64."""
     cdef int d = <int>rows.shape[1], m = <int>rows.shape[0]
     cdef double one = 1.0
     check_length(scatter.shape[0], d, "scatter")
@@ -25,7 +18,8 @@ def syrk_f64_into(const double[:, ::1] rows not None, double[::1, :] scatter not
     if m == 0 or d == 0:
         return
     with nogil:
-        cython_blas.dsyrk(b"L", b"N", &d, &m, &one, <double*>&rows[0, 0], &d, &one, &scatter[0, 0], &d)
+        cython_blas.dsyrk(b"L", b"N", &d, &m, &one, <double*>&rows[0, 0], &d, &one, &scatter[0, 0],
+                          &d)
 
 
 def syrk_f32_out(const float[:, ::1] rows not None, float[::1, :] product not None) -> None:
@@ -37,19 +31,13 @@ def syrk_f32_out(const float[:, ::1] rows not None, float[::1, :] product not No
     if m == 0 or d == 0:
         return
     with nogil:
-        cython_blas.ssyrk(b"L", b"N", &d, &m, &one, <float*>&rows[0, 0], &d, &zero, &product[0, 0], &d)
+        cython_blas.ssyrk(b"L", b"N", &d, &m, &one, <float*>&rows[0, 0], &d, &zero, &product[0, 0],
+                          &d)
 
 
 def gemm_f64_into(const double[:, ::1] left not None, const double[:, ::1] right not None,
                   double[:, ::1] product not None) -> None:
-    """Add left^T right to `product`, in float64.
-
-    Parameters
-    ----------
-    left, right : (m, k), (m, d) float64, C-contiguous
-    product : (k, d) float64, C-contiguous
-        Changed in place.
-    """
+    """Add left^T right, for shapes (m, k) and (m, d), to `product`, (k, d), in float64."""
     cdef int d = <int>right.shape[1], k = <int>left.shape[1], m = <int>left.shape[0]
     cdef double one = 1.0
     check_length(right.shape[0], m, "right")

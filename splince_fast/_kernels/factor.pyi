@@ -55,6 +55,3 @@ def dense(
     force_eigh: bool,
     allow_eigh: bool,
 ) -> Factor: ...
-def norm_and_offset(
-    left: NDArray[float64], right: NDArray[float64], mean: NDArray[float64], variance: float
-) -> tuple[float, float]: ...

@@ -20,7 +20,7 @@ components off the support of L, where the variance is below the rounding level 
 factor, |P Sz| / |Sz| and |P Sy - Sy| / |Sy| are a few roundings times |P|. The correction of R in
 whitened coordinates squares the rounding error of the triangular solves, and R stays optimal.
 
-All functions run without the GIL; failures are status codes.
+Failures are status codes.
 """
 
 import numpy as np
@@ -31,15 +31,23 @@ from scipy.linalg cimport cython_blas, cython_lapack
 
 from splince_fast._kernels.factor cimport (
     STATUS_INFEASIBLE, STATUS_NO_CONVERGENCE, STATUS_OK, STATUS_SINGULAR, Factor, dot, gemm,
-    scale_rows, scratch_for, whiten_columns, whiten_transposed
+    scale_rows, whiten_columns, whiten_transposed
 )
 from splince_fast._kernels.shapes cimport check_length
 
 cdef double ONE = 1.0
 
 
-cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* work, int lwork,
-             int* iwork) noexcept nogil:
+cdef struct Work:
+    # Memory for LAPACK and for intermediate results.
+    double* numbers
+    int size
+    int* integers
+    double* small  # square matrix
+    double* spare  # columns of length d
+
+
+cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, Work* w) noexcept nogil:
     """Compute the thin SVD of a, (m, n); a is overwritten."""
     cdef int mn = m if m < n else n, info = 0, one = 1, i
     if n == 1 and m > 0:
@@ -49,12 +57,12 @@ cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* 
         for i in range(m):
             u[i] = a[i] / s[0] if s[0] > 0.0 else 0.0
     elif mn > 0:
-        cython_lapack.dgesdd(b"S", &m, &n, a, &m, s, u, &m, vt, &mn, work, &lwork, iwork, &info)
+        cython_lapack.dgesdd(b"S", &m, &n, a, &m, s, u, &m, vt, &mn, w.numbers, &w.size, w.integers,
+                             &info)
     return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
-cdef int orthonormalise(int d, int r, double* a, double* tau, double* work,
-                        int lwork) noexcept nogil:
+cdef int orthonormalise(int d, int r, double* a, double* tau, Work* w) noexcept nogil:
     """Replace a, (d, r) with r <= d, by an orthonormal basis of its column space."""
     cdef int info = 0, one = 1, i
     cdef double norm
@@ -63,32 +71,29 @@ cdef int orthonormalise(int d, int r, double* a, double* tau, double* work,
         for i in range(d):
             a[i] /= norm
         return STATUS_OK
-    cython_lapack.dgeqrf(&d, &r, a, &d, tau, work, &lwork, &info)
-    cython_lapack.dorgqr(&d, &r, &r, a, &d, tau, work, &lwork, &info)
+    cython_lapack.dgeqrf(&d, &r, a, &d, tau, w.numbers, &w.size, &info)
+    cython_lapack.dorgqr(&d, &r, &r, a, &d, tau, w.numbers, &w.size, &info)
     return STATUS_NO_CONVERGENCE if info != 0 else STATUS_OK
 
 
-cdef int span_basis(int d, int k, const double* span, const double* whitened, double noise,
-                    double relative, double* sigma, double* q, double* coordinates, double* vt,
-                    double* work, int lwork, int* iwork, int* rank,
+cdef int span_basis(int d, int k, const double* span, const double* whitened, double relative,
+                    double* sigma, double* q, double* coordinates, double* vt, Work* w, int* rank,
                     double* cut) noexcept nogil:
     """Compute q = whitened T, an orthonormal basis of the columns, and `coordinates` = span T.
 
-    `rank` is the number of singular values of `whitened` above `cut`. `cut` is the maximum of
-    `noise`, the rounding level of the data, and `relative` times the largest singular value.
+    `rank` is the number of singular values of `whitened` above `cut`, which is raised to `relative`
+    times the largest singular value.
     """
     cdef int mn = d if d < k else k, status, i
     cdef Py_ssize_t j
-    rank[0] = 0
-    cut[0] = noise
     if mn == 0:
         return STATUS_OK
     # `coordinates` holds the copy that the decomposition overwrites.
     memcpy(coordinates, whitened, sizeof(double) * <size_t>d * k)
-    status = svd(d, k, coordinates, sigma, q, vt, work, lwork, iwork)
+    status = svd(d, k, coordinates, sigma, q, vt, w)
     if status != STATUS_OK:
         return status
-    cut[0] = max(noise, relative * sigma[0])
+    cut[0] = max(cut[0], relative * sigma[0])
     for i in range(mn):
         if sigma[i] > cut[0]:
             rank[0] += 1
@@ -106,39 +111,79 @@ cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz,
     gemm(b"N", b"N", d, rz, ry, -1.0, <double*>qy, d, m, ry, 1.0, n, d)
 
 
-cdef int normalise_right(int d, int r, double* left, double* right, double* K, double* inverse,
-                         double* spare, int* pivots) noexcept nogil:
-    """Compute right := right K^-T with K = right^T left, so that right^T left = I."""
+cdef int normalise_right(int d, int r, double* left, double* right, double* K,
+                         Work* w) noexcept nogil:
+    """Compute K^-1 (in `w.small`) and right := right K^-T, so that right^T left = I.
+
+    Before, K = right^T left.
+    """
     cdef int info = 0, i
     gemm(b"T", b"N", r, r, d, 1.0, right, d, left, d, 0.0, K, r)
     for i in range(r * r):
-        inverse[i] = 0.0
+        w.small[i] = 0.0
     for i in range(r):
-        inverse[i * r + i] = 1.0
-    cython_lapack.dgesv(&r, &r, K, &r, pivots, inverse, &r, &info)
-    if info == 0:
-        memcpy(spare, right, sizeof(double) * <size_t>d * r)
-        gemm(b"N", b"T", d, r, r, 1.0, spare, d, inverse, r, 0.0, right, d)
-    return STATUS_SINGULAR if info != 0 else STATUS_OK
+        w.small[i * r + i] = 1.0
+    cython_lapack.dgesv(&r, &r, K, &r, w.integers, w.small, &r, &info)
+    if info != 0:
+        return STATUS_SINGULAR
+    memcpy(w.spare, right, sizeof(double) * <size_t>d * r)
+    gemm(b"N", b"T", d, r, r, 1.0, w.spare, d, w.small, r, 0.0, right, d)
+    return STATUS_OK
 
 
-cdef double relative_residual(int d, int r, int k, const double* left, const double* right,
-                              const double* coordinates, const double* sigma, bint kept,
-                              const double* inverse_scale, double* small,
-                              double* removed) noexcept nogil:
-    """Return the relative residual of a constraint, for features scaled to unit standard deviation.
+cdef int scaled_factors(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, double* R,
+                        double* left, double* right, double* K, double* tau,
+                        Work* w) noexcept nogil:
+    """Compute `left`, for which D^-1 `left` is orthonormal, and `right`; requires R^T (Cz Vn) = I.
 
-    With C = `coordinates`, the residual is |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`,
-    else |P C diag(sigma)| / |C diag(sigma)|.
+    These are the last four lines of equations in the module docstring.
     """
+    cdef int d = f.width, status, i, j, info = 0
+    cdef size_t bytes_z = sizeof(double) * <size_t>d * rz
+    memcpy(w.spare, Cz, bytes_z)
+    scale_rows(f.inverse, w.spare, d, rz)
+    cython_lapack.dgeqrf(&d, &rz, w.spare, &d, tau, w.numbers, &w.size, &info)
+    # K := Rz, upper triangular; small := Rz Vn, or Rz if nothing is kept.
+    for j in range(rz):
+        for i in range(rz):
+            K[j * rz + i] = w.spare[<Py_ssize_t>j * d + i] if i <= j else 0.0
+        if K[j * rz + j] == 0.0:
+            return STATUS_SINGULAR
+    memcpy(left, Cz, bytes_z)
+    cython_blas.dtrsm(b"R", b"U", b"N", b"N", &d, &rz, &ONE, K, &rz, left, &d)
+    if ry > 0:
+        gemm(b"N", b"T", rz, rz, rz, 1.0, K, rz, Vn, rz, 0.0, w.small, rz)
+    else:
+        memcpy(w.small, K, sizeof(double) * <size_t>rz * rz)
+    gemm(b"N", b"T", d, rz, rz, 1.0, R, d, w.small, rz, 0.0, right, d)
+    if ry > 0:
+        memcpy(w.spare, Cy, sizeof(double) * <size_t>d * ry)
+        scale_rows(f.inverse, w.spare, d, ry)
+        status = orthonormalise(d, ry, w.spare, tau, w)
+        if status != STATUS_OK:
+            return status
+        scale_rows(f.scale, right, d, rz)
+        orthogonalise(d, w.spare, ry, right, rz, w.small)
+        scale_rows(f.inverse, right, d, rz)
+    return normalise_right(d, rz, left, right, K, w)
+
+
+cdef double relative_residual(Factor f, int r, int k, const double* left, const double* right,
+                              const double* C, const double* sigma, bint kept,
+                              Work* w) noexcept nogil:
+    """Return |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`, else the same with P for P - I.
+
+    Features are scaled to unit standard deviation.
+    """
+    cdef int d = f.width
     cdef Py_ssize_t i, j
     cdef double residual = 0.0, total = 0.0, c, e
-    gemm(b"T", b"N", r, k, d, 1.0, <double*>right, d, <double*>coordinates, d, 0.0, small, r)
-    gemm(b"N", b"N", d, k, r, 1.0, <double*>left, d, small, r, 0.0, removed, d)
+    gemm(b"T", b"N", r, k, d, 1.0, <double*>right, d, <double*>C, d, 0.0, w.small, r)
+    gemm(b"N", b"N", d, k, r, 1.0, <double*>left, d, w.small, r, 0.0, w.spare, d)
     for j in range(k):
         for i in range(d):
-            c = coordinates[j * d + i] * inverse_scale[i] * sigma[j]
-            e = removed[j * d + i] * inverse_scale[i] * sigma[j]
+            c = C[j * d + i] * f.inverse[i] * sigma[j]
+            e = w.spare[j * d + i] * f.inverse[i] * sigma[j]
             if not kept:
                 e = c - e
             total += c * c
@@ -146,85 +191,62 @@ cdef double relative_residual(int d, int r, int k, const double* left, const dou
     return sqrt(residual / total) if total > 0.0 else 0.0
 
 
-cdef double spectral_norm(int d, int r, const double* right, const double* scale, double* scaled,
-                          double* gram, double* work, int lwork) noexcept nogil:
-    """Return the spectral norm |D right|, where D is the diagonal matrix of `scale`.
-
-    If the squares overflow float64, the result is infinity; if a number is NaN, it is NaN.
-    """
-    cdef int info = 0
-    memcpy(scaled, right, sizeof(double) * <size_t>d * r)
-    scale_rows(scale, scaled, d, r)
-    cdef double squares = dot(scaled, scaled, <Py_ssize_t>d * r)
+cdef double spectral_norm(Factor f, int r, const double* right, Work* w) noexcept nogil:
+    """Return the spectral norm of D right: infinity if its square overflows, NaN if it has NaN."""
+    cdef int d = f.width, info = 0, size = w.size - r
+    memcpy(w.spare, right, sizeof(double) * <size_t>d * r)
+    scale_rows(f.scale, w.spare, d, r)
+    cdef double squares = dot(w.spare, w.spare, <Py_ssize_t>d * r)
     if r == 1 or not squares < INFINITY:
         return sqrt(squares)
-    gemm(b"T", b"N", r, r, d, 1.0, scaled, d, scaled, d, 0.0, gram, r)
-    cython_lapack.dsyev(b"N", b"L", &r, gram, &r, work, work + r, &lwork, &info)
-    return sqrt(max(0.0, work[r - 1]))
+    gemm(b"T", b"N", r, r, d, 1.0, w.spare, d, w.spare, d, 0.0, w.small, r)
+    cython_lapack.dsyev(b"N", b"L", &r, w.small, &r, w.numbers, w.numbers + r, &size, &info)
+    return sqrt(max(0.0, w.numbers[r - 1]))
 
 
 def oblique(Factor factor not None, const double[:, ::1] erased not None,
             const double[:, ::1] kept not None, *, double noise, double relative,
             double drop_below, bint may_drop):
-    """Compute the oblique projection that erases one span and keeps another.
+    """Return the first fields of `splince_fast._solve.oblique.Solution`, up to `spread`.
 
-    Parameters
-    ----------
-    factor : Factor
-        Factor of S.
-    erased, kept : (kz, d), (k - kz, d) float64
-        Spans: covariances of x with label columns of unit standard deviation.
-    noise : float
-        Rounding level of whitened spans.
-    relative : float
-        Singular values of a whitened span below this fraction of the largest are ignored.
-    drop_below : float
-        Kept directions are dropped if the sine of the angle to the erased span is below this value.
-    may_drop : bool
-        Whether kept directions may be dropped. If not, the status is STATUS_INFEASIBLE where a
-        direction would be dropped.
-
-    Returns
-    -------
-    tuple
-        Fields of `splince_fast._solve.oblique.Solution`, in order, up to and including `spread`.
+    `erased`, (kz, d), and `kept` are spans. Singular values of a whitened span up to `noise`, or up
+    to `relative` times the largest, count as zero. Kept directions whose angle to the erased span
+    has a sine below `drop_below` are dropped; unless `may_drop`, the status is then
+    STATUS_INFEASIBLE.
     """
     cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)
     cdef int rz = 0, ry = 0, status = STATUS_OK, n_drop, info = 0, i, n_cos = 0, dropped = 0
     cdef double tol_sine = 0.0, distortion = 0.0, distortion_leace = 0.0, right_norm = 0.0
     cdef double cut_z = noise, cut_y = noise, residual_z = 0.0, residual_y = 0.0
-    cdef size_t bytes_z
+    cdef double sine = 1.0, spread = 1.0
     check_length(erased.shape[1], d, "erased")
     check_length(kept.shape[1], d, "kept")
-
-    # Size of the scratch memory, which suffices for the largest decomposition below.
-    cdef int widest = max(mz, my, 1), longest = max(d, k, 1), square_size = widest * widest
-    cdef int lwork = 6 * square_size + 80 * widest + 68 * longest
-    cdef size_t work_size = (
-        lwork + 5 * square_size + 2 * widest + (2 * k + 3 * mz + 4 * my) * <size_t>d
-        + mz * kz + my * ky
-        + scratch_for(factor, max(k, mz + my)) + 1)
+    if factor.n_noise > factor.admitted:
+        factor.prepare_null_basis()
 
     # The returned arrays are slices of two allocations, because each allocation takes time.
     rows_a = np.empty((2 * mz + k, d))
-    values_a = np.zeros(2 * mz + my + min(mz, my))
+    values_a = np.empty(2 * mz + my + min(mz, my))
     cdef double[:, ::1] rows = rows_a
     cdef double[::1] values = values_a
 
-    if factor.n_noise > factor.admitted:
-        factor.prepare_null_basis()
-    cdef double[::1] memory = np.empty(work_size + 9 * widest)
-    cdef double* work = &memory[0]
-    cdef int* iwork = <int*>(work + work_size)
-
-    # Consecutive parts of the scratch memory: small square matrices, then columns of length d.
-    cdef double* small = work + lwork                       # work memory for a square matrix
-    cdef double* M = small + square_size                    # Qy^T Qz
-    cdef double* Y = M + square_size                        # singular vectors of M
-    cdef double* Vn = Y + square_size
-    cdef double* K = Vn + square_size
-    cdef double* tau = K + square_size
+    # Work memory: numbers for LAPACK, which suffice for the largest decomposition below; its
+    # integers; small square matrices; columns of length d.
+    cdef int widest = max(mz, my, 1), square = widest * widest
+    cdef Work w
+    w.size = 6 * square + 80 * widest + 68 * max(d, k, 1)
+    cdef double[::1] memory = np.empty(
+        w.size + 9 * widest + 5 * square + 2 * widest + (2 * k + 3 * mz + 4 * my) * <size_t>d
+        + mz * kz + my * ky + factor.scratch * <size_t>max(k, mz + my) + 1)
+    w.numbers = &memory[0]
+    w.integers = <int*>(w.numbers + w.size)
+    w.small = w.numbers + w.size + 9 * widest
+    cdef double* M = w.small + square                       # Qy^T Qz
+    cdef double* Y = M + square                             # singular vectors of M
+    cdef double* Vn = Y + square
+    cdef double* K = Vn + square
+    cdef double* tau = K + square
     cdef double* Cz = tau + 2 * widest                      # (d, kz), Sz T
     cdef double* Cy = Cz + <Py_ssize_t>kz * d               # (d, ky), Sy U
     cdef double* Qz = Cy + <Py_ssize_t>ky * d               # (d, mz)
@@ -232,52 +254,50 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef double* N = Qy + <Py_ssize_t>my * d                # (d, mz), then R (d, mz + my)
     cdef double* R = N
     cdef double* Un = N + <Py_ssize_t>(mz + my) * d         # (d, mz)
-    cdef double* spare = Un + <Py_ssize_t>mz * d            # (d, k + 2 my), work memory
-    cdef double* vt_z = spare + <Py_ssize_t>(k + 2 * my) * d
+    w.spare = Un + <Py_ssize_t>mz * d                       # (d, k + 2 my)
+    cdef double* vt_z = w.spare + <Py_ssize_t>(k + 2 * my) * d
     cdef double* vt_y = vt_z + mz * kz
     cdef double* scratch = vt_y + my * ky
-    # `work` stands for the address of an empty array: memcpy and offsets of NULL are undefined.
-    cdef double* sigma_z = &values[0] if values.shape[0] else work
+    # `w.numbers` stands for the address of an empty array: memcpy and offsets of NULL are
+    # undefined.
+    cdef double* sigma_z = &values[0] if k else w.numbers
     cdef double* sines = sigma_z + mz
     cdef double* sigma_y = sines + mz
     cdef double* cosines = sigma_y + my
-    cdef double* left = &rows[0, 0] if k else work
+    cdef double* left = &rows[0, 0] if k else w.numbers
     cdef double* right = left + <Py_ssize_t>mz * d
     cdef double* whitened = right + <Py_ssize_t>mz * d
-    cdef const double* Sz = &erased[0, 0] if kz else work
-    cdef const double* Sy = &kept[0, 0] if ky else work
+    cdef const double* Sz = &erased[0, 0] if kz else w.numbers
+    cdef const double* Sy = &kept[0, 0] if ky else w.numbers
 
     with nogil:
         # 1. Whitened spans A, B; orthonormal bases Qz, Qy; the spans in these bases, Cz, Cy.
         memcpy(whitened, Sz, sizeof(double) * <size_t>d * kz)
         memcpy(whitened + <Py_ssize_t>kz * d, Sy, sizeof(double) * <size_t>d * ky)
         whiten_columns(factor, whitened, k, scratch)
-        for i in range(mz):
-            sines[i] = 1.0
-        status = span_basis(d, kz, Sz, whitened, noise, relative, sigma_z, Qz, Cz, vt_z, work,
-                            lwork, iwork, &rz, &cut_z)
+        status = span_basis(d, kz, Sz, whitened, relative, sigma_z, Qz, Cz, vt_z, &w, &rz, &cut_z)
         if status == STATUS_OK:
-            status = span_basis(d, ky, Sy, whitened + <Py_ssize_t>kz * d, noise, relative, sigma_y,
-                                Qy, Cy, vt_y, work, lwork, iwork, &ry, &cut_y)
+            status = span_basis(d, ky, Sy, whitened + <Py_ssize_t>kz * d, relative, sigma_y, Qy, Cy,
+                                vt_y, &w, &ry, &cut_y)
     cdef int rank_kept = ry
 
     # 2. Principal angles; kept directions too close to the erased span are dropped or refused.
     if status == STATUS_OK and rz > 0 and ry > 0:
         tol_sine = noise / sigma_z[rz - 1] + noise / sigma_y[ry - 1]
         with nogil:
-            while True:
+            while ry > 0:
                 # Orthogonalise twice: the rounding errors of the second pass are small relative to
                 # the columns of N themselves, even if these are short.
                 memcpy(N, Qz, sizeof(double) * <size_t>d * rz)
                 orthogonalise(d, Qy, ry, N, rz, M)
-                orthogonalise(d, Qy, ry, N, rz, small)
+                orthogonalise(d, Qy, ry, N, rz, w.small)
                 if dropped == 0:
                     n_cos = min(rz, ry)
-                    memcpy(small, M, sizeof(double) * <size_t>ry * rz)
-                    status = svd(ry, rz, small, cosines, Y, Vn, work, lwork, iwork)
+                    memcpy(w.small, M, sizeof(double) * <size_t>ry * rz)
+                    status = svd(ry, rz, w.small, cosines, Y, Vn, &w)
                     if status != STATUS_OK:
                         break
-                status = svd(d, rz, N, sines, Un, Vn, work, lwork, iwork)
+                status = svd(d, rz, N, sines, Un, Vn, &w)
                 if status != STATUS_OK:
                     break
                 n_drop = 0
@@ -292,122 +312,63 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 # The principal vectors of the kept span are the eigenvectors of
                 # M M^T = Y diag(c^2) Y^T, in ascending order of the cosines c. Rotate the basis and
                 # drop the last n_drop vectors, which are closest to the erased span.
-                dropped += n_drop
                 gemm(b"N", b"T", ry, ry, rz, 1.0, M, ry, M, ry, 0.0, Y, ry)
-                cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, work, &lwork, &info)
+                cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, w.numbers, &w.size, &info)
                 if info != 0:
                     status = STATUS_NO_CONVERGENCE
                     break
+                dropped += n_drop
                 n_drop = ry - n_drop
-                gemm(b"N", b"N", d, n_drop, ry, 1.0, Qy, d, Y, ry, 0.0, spare, d)
-                memcpy(Qy, spare, sizeof(double) * <size_t>d * n_drop)
-                gemm(b"N", b"N", d, n_drop, ry, 1.0, Cy, d, Y, ry, 0.0, spare, d)
-                memcpy(Cy, spare, sizeof(double) * <size_t>d * n_drop)
+                gemm(b"N", b"N", d, n_drop, ry, 1.0, Qy, d, Y, ry, 0.0, w.spare, d)
+                memcpy(Qy, w.spare, sizeof(double) * <size_t>d * n_drop)
+                gemm(b"N", b"N", d, n_drop, ry, 1.0, Cy, d, Y, ry, 0.0, w.spare, d)
+                memcpy(Cy, w.spare, sizeof(double) * <size_t>d * n_drop)
                 ry = n_drop
-                if ry == 0:
-                    break
 
     # 3. The factors.
     if status == STATUS_OK and rz > 0:
         with nogil:
-            bytes_z = sizeof(double) * <size_t>d * rz
             distortion_leace = dot(Cz, Cz, <Py_ssize_t>d * rz)
             if ry > 0:
-                memcpy(R, Un, bytes_z)
-                orthogonalise(d, Qy, ry, R, rz, small)
+                memcpy(R, Un, sizeof(double) * <size_t>d * rz)
+                orthogonalise(d, Qy, ry, R, rz, w.small)
                 memcpy(R + <Py_ssize_t>rz * d, Qy, sizeof(double) * <size_t>d * ry)
                 gemm(b"N", b"T", d, rz, rz, 1.0, Cz, d, Vn, rz, 0.0, left, d)
             else:
+                memcpy(R, Qz, sizeof(double) * <size_t>d * rz)
+                memcpy(left, Cz, sizeof(double) * <size_t>d * rz)
                 for i in range(rz):
                     sines[i] = 1.0
-                memcpy(R, Qz, bytes_z)
-                memcpy(left, Cz, bytes_z)
             whiten_transposed(factor, R, rz + ry, scratch)
             if ry > 0:
-                gemm(b"T", b"N", ry, rz, d, 1.0, Cy, d, R, d, 0.0, small, ry)
-                gemm(b"N", b"N", d, rz, ry, -1.0, R + <Py_ssize_t>rz * d, d, small, ry, 1.0, R, d)
+                gemm(b"T", b"N", ry, rz, d, 1.0, Cy, d, R, d, 0.0, w.small, ry)
+                gemm(b"N", b"N", d, rz, ry, -1.0, R + <Py_ssize_t>rz * d, d, w.small, ry, 1.0, R, d)
             # Until the call of `scaled_factors`, left = Cz Vn, with left K^-1 R^T = I - P.
-            status = normalise_right(d, rz, left, R, K, small, spare, iwork)
+            status = normalise_right(d, rz, left, R, K, &w)
             if status == STATUS_OK:
-                gemm(b"N", b"N", d, rz, rz, 1.0, left, d, small, rz, 0.0, spare, d)
-                distortion = dot(spare, spare, <Py_ssize_t>d * rz)
-                status = scaled_factors(factor, rz, ry, Cz, Cy, Vn, R, left, right, K, tau, spare,
-                                        small, work, lwork, iwork)
+                gemm(b"N", b"N", d, rz, rz, 1.0, left, d, w.small, rz, 0.0, w.spare, d)
+                distortion = dot(w.spare, w.spare, <Py_ssize_t>d * rz)
+                status = scaled_factors(factor, rz, ry, Cz, Cy, Vn, R, left, right, K, tau, &w)
             if status == STATUS_OK:
-                right_norm = spectral_norm(d, rz, right, factor.scale, spare, small, work,
-                                           lwork - rz)
-                residual_z = relative_residual(d, rz, rz, left, right, Cz, sigma_z, False,
-                                               factor.inverse, small, spare)
+                right_norm = spectral_norm(factor, rz, right, &w)
+                residual_z = relative_residual(factor, rz, rz, left, right, Cz, sigma_z, False, &w)
                 # If directions were dropped, the basis was rotated, and sigma_y does not belong to
                 # its vectors: use equal weights.
                 for i in range(my):
-                    work[i] = 1.0 if dropped else sigma_y[i]
-                residual_y = relative_residual(d, rz, ry, left, right, Cy, work, True,
-                                               factor.inverse, small, spare)
-    if status != STATUS_OK:
-        rz = rz if status == STATUS_INFEASIBLE else 0
-    cdef double sine = 1.0, spread = 1.0
+                    w.numbers[i] = 1.0 if dropped else sigma_y[i]
+                residual_y = relative_residual(factor, rz, ry, left, right, Cy, w.numbers, True, &w)
+    if status != STATUS_OK and status != STATUS_INFEASIBLE:
+        rz = 0
     for i in range(rz):
         sine = min(sine, sines[i])
     if rz > 0:
         spread = sigma_z[0] / sigma_z[rz - 1]
     if rank_kept > 0:
         spread = max(spread, sigma_y[0] / sigma_y[rank_kept - 1])
+    cdef int r = rz if status == STATUS_OK else 0
     return (
-        status,
-        rows_a[:rz if status == STATUS_OK else 0],
-        rows_a[mz:mz + (rz if status == STATUS_OK else 0)],
-        rows_a[2 * mz:],
-        rz,
-        rank_kept,
-        cut_z,
-        cut_y,
-        dropped,
-        values_a[2 * mz + my:2 * mz + my + n_cos],
-        values_a[mz:mz + rz],
-        distortion,
-        distortion_leace,
-        right_norm,
-        residual_z,
-        residual_y,
-        1.0 / sine if sine > 0.0 else INFINITY,
-        spread,
+        status, rows_a[:r], rows_a[mz:mz + r], rows_a[2 * mz:], rz, rank_kept, cut_z, cut_y,
+        dropped, values_a[2 * mz + my:2 * mz + my + n_cos], values_a[mz:mz + rz], distortion,
+        distortion_leace, right_norm, residual_z, residual_y,
+        1.0 / sine if sine > 0.0 else INFINITY, spread,
     )
-
-
-cdef int scaled_factors(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, double* R,
-                        double* left, double* right, double* K, double* tau, double* spare,
-                        double* small, double* work, int lwork, int* pivots) noexcept nogil:
-    """Compute `left`, for which D^-1 `left` is orthonormal, and `right`; requires R^T (Cz Vn) = I.
-
-    These are the last four lines of equations in the module docstring.
-    """
-    cdef int d = f.width, status, i, j, info = 0
-    cdef size_t bytes_z = sizeof(double) * <size_t>d * rz
-    memcpy(spare, Cz, bytes_z)
-    scale_rows(f.inverse, spare, d, rz)
-    cython_lapack.dgeqrf(&d, &rz, spare, &d, tau, work, &lwork, &info)
-    # K := Rz, upper triangular; small := Rz Vn, or Rz if nothing is kept.
-    for j in range(rz):
-        for i in range(rz):
-            K[j * rz + i] = spare[<Py_ssize_t>j * d + i] if i <= j else 0.0
-    for i in range(rz):
-        if K[i * rz + i] == 0.0:
-            return STATUS_SINGULAR
-    memcpy(left, Cz, bytes_z)
-    cython_blas.dtrsm(b"R", b"U", b"N", b"N", &d, &rz, &ONE, K, &rz, left, &d)
-    if ry > 0:
-        gemm(b"N", b"T", rz, rz, rz, 1.0, K, rz, Vn, rz, 0.0, small, rz)
-    else:
-        memcpy(small, K, sizeof(double) * <size_t>rz * rz)
-    gemm(b"N", b"T", d, rz, rz, 1.0, R, d, small, rz, 0.0, right, d)
-    if ry > 0:
-        memcpy(spare, Cy, sizeof(double) * <size_t>d * ry)
-        scale_rows(f.inverse, spare, d, ry)
-        status = orthonormalise(d, ry, spare, tau, work, lwork)
-        if status != STATUS_OK:
-            return status
-        scale_rows(f.scale, right, d, rz)
-        orthogonalise(d, spare, ry, right, rz, small)
-        scale_rows(f.inverse, right, d, rz)
-    return normalise_right(d, rz, left, right, K, small, spare, pivots)

@@ -799,12 +799,7 @@ def add(list changes not None):
 cdef class PackedFactors:
     """The map x -> x - left^T (right (x - mean) - shift), packed for the selected instruction set.
 
-    Parameters
-    ----------
-    left, right : (r, d) float64, C-contiguous
-    mean : (d,) float64
-    shift : (r,) float64
-        All arrays are copied.
+    The arrays, (r, d) and (r,), are copied.
     """
 
     cdef Factors map
@@ -844,22 +839,9 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
     """Write out[i] = rows[i] - left^T (right (rows[i] - mean) - shift) for start <= i < stop.
 
     The result of a row is computed in float64; it does not depend on other rows or on the layout.
-
-    Parameters
-    ----------
-    factors : PackedFactors
-        The map.
-    rows, out : (n, d) float16, float32 or float64
-        Aligned arrays of equal dtype and any strides, which are the same memory or do not overlap.
-    start, stop : int
-        Range of rows.
-    streamed : bool
-        Bypass the caches when writing, if rows are contiguous and `out` is not `rows`.
-
-    Returns
-    -------
-    int
-        Index of the first row with a finite number that overflows float16, or -1.
+    `rows` and `out`, (n, d), are the same memory or do not overlap. With `streamed`, the caches are
+    bypassed when writing, if rows are contiguous and `out` is not `rows`. Returns the index of the
+    first row with a finite number that overflows float16, or -1.
     """
     cdef Layout source = layout_of(rows, "rows", False), target = layout_of(out, "out", True)
     cdef EraseArguments arguments
@@ -889,13 +871,6 @@ def squares_finite(rows, Index start, Index stop):
     """Return whether the sum of squares of every row in start..stop is below 1e298.
 
     If so, the rows hold neither NaN nor infinity nor numbers whose squares overflow.
-
-    Parameters
-    ----------
-    rows : (n, d) float32 or float64
-        Aligned array with contiguous rows.
-    start, stop : int
-        Range of rows.
     """
     cdef Layout layout = layout_of(rows, "rows", False)
     cdef int finite

@@ -16,7 +16,7 @@ converges to the barycentre (Alvarez-Esteban et al., 2016).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +34,13 @@ _CONVERGED, _ITERATIONS = 1e-8, 200
 _TINY = 1e-8
 
 
-@dataclass(frozen=True, slots=True)
-class Support:
+class Support(NamedTuple):
     """Directions in which x varies within classes."""
 
     basis: Float  # (d, r): U, eigenvectors of S_w that can be whitened
     values: Float  # (r,): their eigenvalues
     tiny: Float  # (d, t): eigenvectors whose variance exceeds rounding error, but is too small
+    smallest: float  # smallest of `values`
     rounding: float  # rounding error of eigenvalues of class covariances, whitened by S_w
 
     @property
@@ -52,19 +52,14 @@ class Support:
         """W, (d, r), with W^T S_w W = I."""
         return np.asarray(self.basis / np.sqrt(self.values))
 
-    @property
-    def smallest(self) -> float:
-        return float(self.values.min(initial=1.0))
-
 
 def support_of(pooled: Float, roundoff: float) -> Support:
     """Return the support of S_w = `pooled`, (d, d), summed from products of unit `roundoff`."""
     values, vectors = linalg.eigh(pooled, check_finite=False, driver="evd")
     rounding = tolerances.eigenvalue(len(values), roundoff)
-    varies = values > rounding
-    kept = varies & (values > _TINY)
+    kept, tiny = values > max(rounding, _TINY), (values > rounding) & (values <= _TINY)
     smallest = float(values[kept].min(initial=1.0))
-    return Support(vectors[:, kept], values[kept], vectors[:, varies & ~kept], rounding / smallest)
+    return Support(vectors[:, kept], values[kept], vectors[:, tiny], smallest, rounding / smallest)
 
 
 class SingularClassError(ArithmeticError):
@@ -75,8 +70,7 @@ class SingularClassError(ArithmeticError):
         self.index = index
 
 
-@dataclass(frozen=True, slots=True)
-class ClassMaps:
+class ClassMaps(NamedTuple):
     """Maps A_c = U R G_c U^T of the classes, the identity where x does not vary within classes."""
 
     support: Support
@@ -97,7 +91,7 @@ def qleace(fractions: Float, covariances: Float, weights: Float, support: Suppor
     `weights`, (d,), are those of the features in the change. Raises SingularClassError if a class
     covariance is singular on the support.
     """
-    basis, whitener, roots = support.basis, support.whitener, []
+    whitener, roots = support.whitener, []
     for c, covariance in enumerate(covariances):
         try:
             root = np.linalg.cholesky(whitener.T @ covariance @ whitener)
@@ -106,20 +100,19 @@ def qleace(fractions: Float, covariances: Float, weights: Float, support: Suppor
         if (np.diagonal(root) ** 2 <= support.rounding).any():
             raise SingularClassError(c)
         roots.append(np.sqrt(support.values)[:, None] * root)
-    factors = [weights[:, None] * (basis @ root) for root in roots]
-    rotations = _rotations(fractions, factors)
-    whiteners = [
-        linalg.solve_triangular(root, turned.T, lower=True, trans="T").T
-        for root, turned in zip(roots, rotations, strict=True)
-    ]
+    rotations = _rotations(fractions, [weights[:, None] * (support.basis @ r) for r in roots])
+    # L_c and O_c in G_c = O_c L_c^-1
+    pairs = zip(roots, rotations, strict=True)
+    whiteners = [linalg.solve_triangular(r, o.T, lower=True, trans="T").T for r, o in pairs]
     return ClassMaps(support, _mean(fractions, roots, rotations), whiteners)
 
 
 def _rotations(fractions: Float, factors: list[Float]) -> list[Float]:
     """Return the rotations O_c of the least change, for the factors F_c, (d, r)."""
+    rotations = [np.eye(factors[0].shape[1])] * len(factors)
     if len(factors) == 2:
-        return [np.eye(factors[0].shape[1]), rotation(factors[1].T @ factors[0])]
-    root = _mean(fractions, factors, [np.eye(factors[0].shape[1])] * len(factors))
+        return [rotations[0], rotation(factors[1].T @ factors[0])]
+    root = _mean(fractions, factors, rotations)
     for _ in range(_ITERATIONS):
         rotations = [rotation(factor.T @ root) for factor in factors]
         root, previous = _mean(fractions, factors, rotations), root

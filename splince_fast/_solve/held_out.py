@@ -14,7 +14,6 @@ O(c / sqrt(n)). Hence E |(I - Pi') B|^2 = sum c^2 m / (c^2 + m) (1 + O(1 / p) + 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,22 +67,17 @@ def class_noise(
 ) -> Noise:
     """Return the noise of class indicators under unequal class covariances S_c."""
     # Let A_c = Q L^+ S_c L^{+T} Q, where L L^T = Cov(x) and Q is the projection orthogonal to the r
-    # whitened directions of the variable. Let q_c be the fraction of the rows in class c. The noise
-    # of the indicator of class c has the covariance W / n, where W = sum_b v_b A_b, v_c = 1 - q_c,
-    # and v_b = q_c q_b / (1 - q_c) for b != c; tau = tr W. The distribution of the squared norm is
-    # approximated by chi-squared with tau^2 / |W|^2 degrees of freedom (Satterthwaite), where |W|
-    # is replaced by its upper bound sum_b v_b |A_b|. The bound is attained if all S_c are
-    # proportional.
-    # Corrections for the sample:
-    # - Leverage: the rows of a class contribute to Cov(x). Their mean leverage h = tr(A_c) / n is
-    #   therefore replaced by h / (1 - h), times 1 - p / n, so that the correction has no effect on
-    #   equal covariances. Each trace is limited to (p - r) / q_c, because q_c S_c <= Cov(x).
-    # - Relative variance of tau: sum_b 2 v_b^2 |A_b|^2 / (n_b - 1) / tau^2 (Welch) for the n_b rows
-    #   of each class, plus (1 - 2 q_c)^2 / (n q_c (1 - q_c)) for the variance q_c (1 - q_c) of the
-    #   indicator, plus 2 |W|^2 / m / tau^2 if the traces were estimated from m random directions.
+    # whitened directions of the variable; `traces` are tr(A_c) and `squares` |A_c|^2. Let q_c be
+    # the fraction of the rows in class c. The noise of the indicator of class c has the covariance
+    # W / n, where W = sum_b v_b A_b, v_c = 1 - q_c, and v_b = q_c q_b / (1 - q_c) for b != c;
+    # tau = tr W. The distribution of the squared norm is approximated by chi-squared with
+    # tau^2 / |W|^2 degrees of freedom (Satterthwaite), where |W| is replaced by its upper bound
+    # sum_b v_b |A_b|. The bound is attained if all S_c are proportional.
     n = float(weights.sum())
-    q, df = weights / n, np.maximum(weights - 1, 0.0)  # degrees of freedom of S_c
-    dimensions = max(1, rank_x - rank_z)
+    q, df, dimensions = weights / n, np.maximum(weights - 1, 0.0), max(1, rank_x - rank_z)
+    # The rows of a class contribute to Cov(x). Their mean leverage h = tr(A_c) / n is therefore
+    # replaced by h / (1 - h), times 1 - p / n, so that the correction has no effect on equal
+    # covariances. Each trace is limited to (p - r) / q_c, because q_c S_c <= Cov(x).
     leverage = np.minimum(traces / n, 1 - 1 / n)
     factors = (1 - rank_x / n) / (1 - leverage) * weights / np.maximum(df, 1.0)
     capped = np.where(df > 0, np.minimum(factors * traces, dimensions / q), dimensions / q)
@@ -98,18 +92,15 @@ def class_noise(
     taus = mixing @ capped
     if not taus.any():  # the rows are constant within each class
         return replace(equal_noise(n, len(taus), 0), ratio=0.0)
-    variances = 2 * mixing**2 @ (norms**2 / np.maximum(df, 1.0)) / taus**2
     degrees = (taus / (mixing @ norms)) ** 2
+    # Relative variance of tau: of the class covariances (Welch), of the indicator, with variance
+    # q_c (1 - q_c), and of traces that were estimated from m random directions.
+    variances = 2 * mixing**2 @ (norms**2 / np.maximum(df, 1.0)) / taus**2
+    variances += ((1 - 2 * q) ** 2 / (n * q * (1 - q)))[: len(mixing)]
     if probes is not None:
         variances += 2 / (probes * degrees)
-    variances += ((1 - 2 * q) ** 2 / (n * q * (1 - q)))[: len(mixing)]
-    return Noise(
-        n,
-        float((1 - q) @ capped) / (max(1, rank_z) * dimensions),
-        tuple(map(float, taus)),
-        tuple(map(float, degrees)),
-        tuple(map(float, 2 / variances)),
-    )
+    ratio = float((1 - q) @ capped) / (max(1, rank_z) * dimensions)
+    return Noise(n, ratio, *(tuple(map(float, v)) for v in (taus, degrees, 2 / variances)))
 
 
 def certificate(noise: Noise, delta: float) -> float:
@@ -121,7 +112,7 @@ def certificate(noise: Noise, delta: float) -> float:
     taus, degrees = np.array(noise.taus), np.array(noise.degrees)
     if not (taus > 0).all():
         return 0.0
-    level = delta / len(taus)
+    level = float(delta) / len(taus)
     if noise.denominators:
         quantiles = fdtri(degrees, noise.denominators, 1 - level)
     else:
@@ -130,28 +121,21 @@ def certificate(noise: Noise, delta: float) -> float:
     return q / (1 + q)
 
 
-def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[float, ...]:
+def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> Float:
     """Return bias-corrected squared correlations, c^2 - (1 - c^2) ratio p / (n - p - 1)."""
     # With at most p + 1 rows the squares are not corrected.
-    unbiased = np.asarray(squares)
-    if n > rank_x + 1:
-        unbiased = unbiased - (1 - unbiased) * ratio * rank_x / (n - rank_x - 1)
-    return tuple(map(float, np.clip(unbiased, 0.0, 1.0)))
-
-
-def remaining_trace(squares: Sequence[float], m: float) -> float:
-    """Return the expected Pillai trace in erased held-out rows, the sum of c^2 m / (c^2 + m)."""
-    # `squares` are the squared canonical correlations c^2, and m = (p - r) / n.
-    return float(sum(c * m / (c + m) for c in squares if c + m > 0))
+    bias = ratio * rank_x / (n - rank_x - 1) if n > rank_x + 1 else 0.0
+    return np.clip(squares - (1 - squares) * bias, 0.0, 1.0)
 
 
 def expected_r2(
     correlations: Float, n: int, rank_x: int, rank_z: int, noise: float = 1.0, ratio: float = 1.0
 ) -> float | None:
     """Return the expected Pillai trace in erased held-out rows divided by r; None if n <= p + 1."""
-    # `noise` is the noise variance of the cross-covariances that the eraser was fitted to, and
-    # `ratio` that of `correlations`; both are divided by the value under equal class covariances.
+    # The trace is the sum of c^2 m / (c^2 + m). `noise` is the noise variance of the
+    # cross-covariances that the eraser was fitted to, and `ratio` that of `correlations`; both are
+    # divided by the value under equal class covariances.
     if not rank_z or n <= rank_x + 1:
         return None
-    squares = adjusted(correlations**2, n, rank_x, ratio)
-    return remaining_trace(squares, noise * max(0, rank_x - rank_z) / n) / rank_z
+    c, m = adjusted(correlations**2, n, rank_x, ratio), noise * max(0, rank_x - rank_z) / n
+    return float(np.sum(c[c > 0] * m / (c[c > 0] + m))) / rank_z

@@ -22,41 +22,32 @@ from splince_fast.labels.names import listed
 
 Float = NDArray[np.float64]
 
+_TINY = float(np.finfo(np.float64).tiny)
+
 
 class Solution(NamedTuple):
     """The projection P = I - left^T right, with ranks, angles and residuals."""
 
-    # status code of :mod:`splince_fast._kernels.factor`; the arrays are empty unless it is
-    # STATUS_OK
-    status: int
+    status: int  # of `splince_fast._kernels.factor`; the arrays are empty unless STATUS_OK
     left: Float  # (r, d): transposed factors of I - P
     right: Float
-    # (k, d): whitened spans L^+ Cov(x, v) of the erased variables, then of the kept variables, as
-    # rows
-    whitened: Float
-    # ranks of the erased and of the kept part of `whitened`: the number of singular values above
-    # `cut_z` and `cut_y`
-    rank_z: int
+    whitened: Float  # (k, d): whitened spans of the erased, then of the kept variables
+    rank_z: int  # ranks of the two parts of `whitened`: numbers of singular values above the cuts
     rank_y: int
-    cut_z: float  # thresholds of the singular values of the two parts
+    cut_z: float
     cut_y: float
     dropped: int
-    # cosines of the principal angles between the erased and the kept span, before any direction was
-    # dropped
-    cosines: Float
-    # sines of the principal angles between the erased span and the kept directions that remain
-    sines: Float
+    cosines: Float  # of the principal angles, before any direction was dropped
+    sines: Float  # of the angles between the erased span and the kept directions that remain
     distortion: float  # tr((I - P) S (I - P)^T) for P, and for LEACE in place of P
     distortion_leace: float
     size: float  # spectral norm of I - P for features scaled to unit standard deviation
     # relative residuals of the two constraints, P Sz = 0 and P Sy = Sy, for features scaled to unit
-    # standard deviation, on directions above the thresholds
+    # standard deviation, on directions above the cuts
     residual_z: float
     residual_y: float
     amplification: float  # 1 / sine of the smallest principal angle
-    # the larger condition number of the erased and the kept part of `whitened`, without singular
-    # values below the thresholds
-    spread: float
+    spread: float  # the larger condition number of the parts of `whitened`, above the cuts
     noise: float  # rounding level of `whitened`
     solver: str
     rank_covariance: int
@@ -66,8 +57,7 @@ class Solution(NamedTuple):
     # (n, d): orthonormal basis of the complement of the support, constant features first; None
     # unless ``null_space="drop"``
     null_basis: Float | None
-    # (n_erased, d): component of the erased span off the support of S; None if S has full rank
-    off_support: Float | None
+    off_support: Float | None  # component of the erased span off the support; None at full rank
 
     @property
     def bound(self) -> float:
@@ -81,7 +71,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     # first extended by directions whose variance is at the rounding level, but in which a span
     # exceeds rounding error (`Factor.admit`). P changes constant features, too, but the change
     # does not depend on them: `right` is 0 for these features.
-    if factor.n_noise and not factor.admitted:
+    if factor.n_noise:
         factor = factor.admit(np.concatenate([span_z, span_y]))
     d, solver = factor.width, factor.solver
     whitened = solver != "none"
@@ -98,13 +88,12 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         drop_below=1.0 / max_amplification if max_amplification else 0.0,  # smallest allowed sine
         may_drop=options.on_infeasible == "drop" or max_amplification is not None,
     )
-    null_basis = None
+    null_basis = off_support = None
     if whitened and options.null_space == "drop":
-        constant = np.flatnonzero(factor.inverse_scale == 0.0)
-        unit_vectors = np.zeros((len(constant), d))
-        unit_vectors[np.arange(len(constant)), constant] = 1.0
-        null_basis = np.concatenate([unit_vectors, factor.null_basis.T])
-    off_support = None
+        constants = np.flatnonzero(factor.inverse_scale == 0.0)
+        null_basis = np.zeros((len(constants) + factor.n_null, d))
+        null_basis[range(len(constants)), constants] = 1.0
+        null_basis[len(constants) :] = factor.null_basis.T
     if factor.n_null:
         off_support = span_z - factor.unwhiten(result[3][: len(span_z)])
     return Solution._make((*result, noise, *fields, null_basis, off_support))
@@ -117,17 +106,11 @@ def raise_failure(
     if solution.status != status.STATUS_INFEASIBLE:
         raise_numerical(solution.status, solver)
     cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
-    sine = float(solution.sines.min())
-    amplification = np.inf if sine == 0 else 1 / sine
     raise InfeasibleError(
-        f"{common_text(erased, kept)}"
-        f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
-        "the kept variables lies in the span of the erased variables, and erasure removes this "
-        f"direction (largest principal cosine {cosine:.12g}, amplification {amplification:.1e}; "
-        f"ranks {solution.rank_y} and {solution.rank_z}). Typical causes: a kept and an erased "
-        "variable are the same or functions of each other, or there are fewer rows or features "
-        "than classes. Keep fewer variables, pass on_infeasible='drop' to keep the other "
-        "directions, limit the cost with max_amplification=, or use leace, which keeps no variable",
+        f"{common_text(erased, kept)}{method} cannot keep {listed(kept)} while it erases "
+        f"{listed(erased)}: a direction to keep lies in the span to erase (largest principal "
+        f"cosine {cosine:.12g}, amplification {solution.amplification:.1e}). Keep fewer variables, "
+        "pass on_infeasible='drop' or max_amplification=, or use leace, which keeps no variable",
         cosine,
     )
 
@@ -181,18 +164,17 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     return np.concatenate([left, null]), np.concatenate([dual_right, dual - from_left @ dual_right])
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def column_norms(left: Float, right: Float) -> Float:
     """Return the norms of the columns of left^T right, (d,), for factors (r, d), in O(d r^2)."""
-    if not len(left):
-        return np.zeros(left.shape[1])
-    sizes = np.abs(left).max(axis=1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        units = np.where(sizes > 0, left / sizes, 0.0)
-        weights = right * sizes
-        squares = np.einsum("ij,ij->j", weights, (units @ units.T) @ weights)
+    # The rows of `left` are scaled to maximum 1, so that no square overflows.
+    sizes = np.abs(left).max(axis=1, keepdims=True, initial=_TINY)
+    units, weights = left / sizes, right * sizes
+    squares = (weights * (units @ units.T @ weights)).sum(axis=0)
     return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tuple[float, float]:
     """Return the sensitivity to float32 rounding, sqrt(E|(P - I) e|^2) / s, and |P - I|_F."""
     # e is the error of rounding x to float32. Its entries are taken as independent, with the
@@ -200,7 +182,8 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     # Cov(x), the sensitivity is eps32 rms(x) |P - I|_F / s.
     if variance <= 0.0:
         return 0.0, 0.0
-    norm, offset = status.norm_and_offset(left, right, mean, variance)
+    norms, offset = column_norms(left, right), float(np.square(mean / variance**0.5).sum())
+    norm = float(norms @ norms) ** 0.5
     effect: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
     return min(effect, float(np.finfo(np.float64).max)), norm
 

@@ -1,4 +1,4 @@
-"""The options of a fit, declared once: name, default, check and help text.
+"""The options of a fit, declared once: name, default, valid values and help text.
 
 `OPTIONS` are the options of the methods, which control the solve. `MOMENT_OPTIONS` are the options
 of the accumulation, which control the statistics that moments store, and of extra passes over the
@@ -9,9 +9,7 @@ signatures with these tables. The flags of the command line are made from the ta
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter, is_
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -19,26 +17,51 @@ import numpy as np
 from splince_fast.exceptions import InputError
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a real number of Python or NumPy, and not a boolean."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer of Python or NumPy, and not a boolean."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a fit."""
+    """One option of a fit; its default is valid, too."""
 
     name: str
     default: Any
-    accepts: Callable[[Any], bool]  # function that returns whether a value is valid
-    must_be: str  # description of the valid values, for error messages
     help: str
     choices: tuple[str, ...] = ()  # strings among the valid values
-    # type of the numbers among the valid values; None if no number is valid
-    number: type[float] | type[int] | None = None
+    number: type[float] | type[int] | None = None  # type of the numbers among them, if any
+    interval: str = "[0, 1]"  # of the valid numbers; a parenthesis excludes the end beside it
+    words: str = ""  # the interval in the error message
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
+    def accepts(self, value: Any) -> bool:
+        if value is None or isinstance(value, str):
+            return value == self.default or value in self.choices
+        if self.number is None or not (is_integer if self.number is int else is_number)(value):
+            return False
+        low, high = map(float, self.interval[1:-1].split(","))
+        ends = [end for end, mark in ((low, "["), (high, "]")) if mark in self.interval]
+        return bool(low < value < high) or value in ends
+
     def check(self, value: object) -> None:
-        if not self.accepts(value):
-            raise InputError(f"{self.name} is {value!r}; it must be {self.must_be}")
+        if self.accepts(value):
+            return
+        valid = ", ".join([*(["None"] if self.default is None else []), *map(repr, self.choices)])
+        if self.number is None:
+            valid = f"one of {valid}"
+        else:
+            kind = "an integer" if self.number is int else "a number"
+            valid += f"{' or ' * bool(valid)}{kind} {self.words or f'in {self.interval}'}"
+        raise InputError(f"{self.name} is {value!r}; it must be {valid}")
 
     def parse(self, text: str) -> Any:
         """Convert an argument of the command line to a valid value of this option."""
@@ -50,31 +73,9 @@ class Option:
         return value
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a real number of Python or NumPy, and not a boolean."""
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-def _in_unit_interval(value: Any) -> bool:
-    return is_number(value) and 0 <= float(value) <= 1
-
-
-def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a value is an integer of Python or NumPy, and not a boolean."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _one_of(name: str, default: str, choices: tuple[str, ...], help: str) -> Option:
-    def accepts(value: object) -> bool:
-        return isinstance(value, str) and value in choices
-
-    must_be = f"one of {', '.join(map(repr, choices))}"
-    return Option(name, default, accepts, must_be, help, choices)
-
-
-SHRINKAGES = ("oas", "cv")
 # Shrinkage intensities that "cv" compares, in addition to "oas"; None is 0.
 INTENSITIES = (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
+MAX_PASSES = 1000
 
 OPTIONS = {
     option.name: option
@@ -82,55 +83,43 @@ OPTIONS = {
         Option(
             "max_amplification",
             None,
-            lambda a: a is None or (is_number(a) and a >= 1),
-            "a number of at least 1",
             "drop kept directions whose amplification, 1 / sin(angle to the concept), exceeds A",
             number=float,
+            interval="[1, inf]",
+            words="of at least 1",
         ),
-        _one_of(
+        Option(
             "on_infeasible",
             "raise",
-            ("raise", "drop"),
             "a kept direction in the span of the concept is an error, or is dropped",
+            ("raise", "drop"),
         ),
-        _one_of(
+        Option(
             "null_space",
             "keep",
-            ("keep", "drop"),
             "keep dimensions without variance, or set them to their mean",
+            ("keep", "drop"),
         ),
         Option(
             "shrinkage",
             None,
-            lambda s: (
-                s is None or (s in SHRINKAGES if isinstance(s, str) else _in_unit_interval(s))
-            ),
-            "None, 'oas', 'cv' or a number in [0, 1]",
             "shrink the covariance towards a multiple of the identity, by this intensity or rule; "
             "'cv' minimises the distortion of held-out rows",
-            SHRINKAGES,
-            number=float,
+            ("oas", "cv"),
+            float,
         ),
         Option(
             "rank_tol",
             "auto",
-            lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
-            "'auto' or a number in [0, 1)",
             "ignore singular values of the concept below A times the largest",
             ("auto",),
-            number=float,
+            float,
+            "[0, 1)",
         ),
-        _one_of(
-            "solver",
-            "auto",
-            ("auto", "cholesky", "eigh"),
-            "factorisation of the covariance",
-        ),
+        Option("solver", "auto", "factorisation of the covariance", ("auto", "cholesky", "eigh")),
         Option(
             "strength",
             1,
-            _in_unit_interval,
-            "a number in [0, 1]",
             "fraction that is kept of the covariance that LEACE removes from the task; 1 is "
             "SPLINCE, 0 is LEACE",
             number=float,
@@ -138,36 +127,31 @@ OPTIONS = {
     )
 }
 
-MAX_PASSES = 1000
-
-# Options of the accumulation of moments, and of extra passes over the rows.
 MOMENT_OPTIONS = {
     option.name: option
     for option in (
         Option(
             "subsample",
             1.0,
-            lambda p: p == "auto" if isinstance(p, str) else is_number(p) and 0 < p <= 1,
-            "a number above 0 and at most 1, the fraction of the rows for the covariance, or "
-            "'auto'",
             "fraction of the rows for the covariance; 'auto' takes the smallest for which the rows "
             "are expected to change at most 5 percent more",
             ("auto",),
-            number=float,
+            float,
+            "(0, 1]",
+            "above 0 and at most 1",
         ),
-        _one_of(
+        Option(
             "covariance_type",
             "full",
-            ("full", "diag"),
             "the d x d covariance, or its diagonal alone, for wide or sparse rows",
+            ("full", "diag"),
         ),
         Option(
             "passes",
             0,
-            lambda n: is_integer(n) and 0 <= n <= MAX_PASSES,
-            f"an integer from 0 to {MAX_PASSES}",
             "extra passes over the rows, each of which lowers the distortion",
             number=int,
+            interval=f"[0, {MAX_PASSES}]",
         ),
     )
 }
@@ -182,38 +166,41 @@ def check_moment_options(
     for option, value in zip(MOMENT_OPTIONS.values(), values, strict=True):
         if value is not option.default:
             option.check(value)
-    reason = "needs the complete covariance, and covariance_type='diag' keeps none; "
-    if covariance_type == "full":
-        if passes:
-            raise InputError(
-                f"passes is {passes}, but extra passes need covariance_type='diag'; pass it, too, "
-                "or leave passes out"
-            )
-    elif subsample != 1:
-        raise InputError(
-            f"covariance_type='diag' and subsample={subsample} exclude each other, because both "
-            "replace the exact covariance; pass 'diag' if d x d numbers do not fit in memory, "
-            "otherwise subsample"
-        )
-    elif isinstance(shrinkage, str):
-        raise InputError(f"shrinkage {shrinkage!r} {reason}pass a number in [0, 1], or none")
-    elif solver != "auto":
-        raise InputError(f"solver {solver!r} {reason}leave it at 'auto'")
-    elif passes and shrinkage:
-        raise InputError(
-            f"passes is {passes} and shrinkage {shrinkage}, but extra passes do not shrink the "
-            "covariance; leave one of them out"
-        )
-    if groups is not None and shrinkage != "cv":
-        raise InputError(
+    diagonal = covariance_type == "diag"
+    reason = "needs the complete covariance, and covariance_type='diag' keeps none"
+    excluded = (
+        (
+            groups is not None and shrinkage != "cv",
             "groups assigns rows to the folds on which shrinkage 'cv' is chosen; leave groups out, "
-            "or choose shrinkage 'cv'"
-        )
-
-
-_DECLARED = tuple(OPTIONS.values())
-_DEFAULTS = tuple(option.default for option in _DECLARED)
-_values = attrgetter(*OPTIONS)
+            "or choose shrinkage 'cv'",
+        ),
+        (
+            passes and not diagonal,
+            f"passes is {passes}, but extra passes need covariance_type='diag'; pass it, too, or "
+            "leave passes out",
+        ),
+        (
+            diagonal and subsample != 1,
+            f"covariance_type='diag' and subsample={subsample} exclude each other; "
+            "pass 'diag' if d x d numbers do not fit in memory, otherwise subsample",
+        ),
+        (
+            diagonal and isinstance(shrinkage, str),
+            f"shrinkage {shrinkage!r} {reason}; pass a number in [0, 1], or none",
+        ),
+        (
+            diagonal and solver != "auto",
+            f"solver {solver!r} {reason}; leave it at 'auto'",
+        ),
+        (
+            passes and shrinkage,
+            f"passes is {passes} and shrinkage {shrinkage}, but extra passes do not shrink the "
+            "covariance; leave one of them out",
+        ),
+    )
+    for condition, text in excluded:
+        if condition:
+            raise InputError(text)
 
 
 @dataclass(slots=True)  # frozen=True would add 10 % to the time of a small solve
@@ -229,8 +216,6 @@ class Options:
     strength: float = 1
 
     def __post_init__(self) -> None:
-        values = _values(self)
-        if not all(map(is_, values, _DEFAULTS)):
-            for value, option in zip(values, _DECLARED, strict=True):
-                if value is not option.default:
-                    option.check(value)
+        for name, option in OPTIONS.items():
+            if (value := getattr(self, name)) is not option.default:
+                option.check(value)

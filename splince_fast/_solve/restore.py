@@ -31,20 +31,21 @@ Float = NDArray[np.float64]
 class Restoration(NamedTuple):
     """Map B = I - left^T right, with its cost, ranks and residuals."""
 
+    whitened: Float  # (k, p): L^+ Ty, transposed
+    cut: float  # rounding level of the singular values of `whitened`
+    span: Float  # (k, d): Sy, transposed, in units of D
     left: Float  # (r, d)
     right: Float  # (r, d)
-    whitened: Float  # (k, p): L^+ Ty, transposed
-    change: float  # E|(B - I)(t - E t)|^2 = tr(left left^T right T right^T)
-    cut: float  # rounding level of the singular values of `whitened`
     # Combination v of label columns, (k,), with Sy v != 0 and Ty v = 0: then no map exists, and the
     # factors are empty. None otherwise.
     lost_combination: Float | None
-    lost_size: float  # |Sy v| of `lost_combination`, in units of D
-    span: Float  # (k, d): Sy, transposed, in units of D
-    error: Float  # (k, d): Ty + b X - B Ty, transposed, in units of D
-    lost: Float  # (k, d): Sy - B Ty, transposed, in units of D
-    bounds: Float  # (k,): bound of the rounding error |error| of each label column
-    amplification: float  # spectral norm of B, in units of D
+    lost_size: float = 0.0  # |Sy v| of `lost_combination`, in units of D
+    change: float = 0.0  # E|(B - I)(t - E t)|^2 = tr(left left^T right T right^T)
+    amplification: float = 1.0  # spectral norm of B, in units of D
+    # (k, d): Ty + b X - B Ty and Sy - B Ty, transposed, in units of D
+    error: Float = np.empty((0, 0))
+    lost: Float = np.empty((0, 0))
+    bounds: Float = np.empty(0)  # (k,): bound of the rounding error |error| of each label column
 
     def figures(self, part: slice, *, lost: bool = False) -> tuple[float, float]:
         """Return the `residual` of the label columns `part`, and its bound."""
@@ -91,36 +92,31 @@ def restore(
     of Ty and Sy are relative to D.
     """
     k, d = span_x.shape
-    inverse, change = inverse_units(units), span_x - span_t
-    noise, relative = tolerances.noise(d, 1.0), tolerances.relative(d, "auto")
-    span = span_x * inverse
+    inverse, noise = inverse_units(units), tolerances.noise(d, 1.0)
+    relative = tolerances.relative(d, "auto")
+    span, change = span_x * inverse, span_x - span_t
     sizes = np.linalg.norm(span, axis=1)
     # Pad with zero columns to at least k columns, so that the SVD returns k singular values.
-    n_missing = k - whitened.shape[1]
-    padded = np.pad(whitened, ((0, 0), (0, n_missing))) if n_missing > 0 else whitened
+    padded = np.pad(whitened, ((0, 0), (0, max(0, k - whitened.shape[1]))))
     combinations, values, _ = np.linalg.svd(padded, full_matrices=False)
-    cuts = np.full(k, np.inf)
-    nonzero = np.flatnonzero(values > relative * values[0])
+    nonzero = values > relative * values[0]
     weights = combinations[:, nonzero].T / values[nonzero, None]  # (V / s)^T
-    dual, right = weights @ span_t, weights @ solved
+    right, cuts = weights @ solved, np.full(k, np.inf)
     cuts[nonzero] = np.maximum(noise * np.linalg.norm(right * units, axis=1), relative * values[0])
     present = values > cuts
-    chosen = present[nonzero]
-    weights, dual, right = weights[chosen], dual[chosen], right[chosen]
     cut = float(cuts[present].max(initial=noise))
-    parts = np.linalg.norm(combinations.T @ span, axis=1)
     # A combination v counts as absent from the erased rows if Ty v is rounding error. `mixed`
     # bounds the part of |Sy v| that rounding adds to an absent combination from present ones.
+    parts = np.linalg.norm(combinations.T @ span, axis=1)
     mixed = float(np.sum(parts[present] * cuts[present] / values[present]))
-    limit = noise + mixed + relative * float(np.linalg.norm(sizes))
     absent = np.where(present, 0.0, parts)
-    if absent.max() > limit:
+    if absent.max() > noise + mixed + relative * float(np.linalg.norm(sizes)):
         worst, empty = int(np.argmax(absent)), np.empty((0, d))
         return Restoration(
-            empty, empty, whitened, 0.0, cut, combinations[:, worst], float(absent[worst]),
-            span, span, span, sizes, np.inf,
-        )  # fmt: skip
-    inner = weights @ whitened  # U^T
+            whitened, cut, span, empty, empty, combinations[:, worst], float(absent[worst])
+        )
+    weights, right = weights[present[nonzero]], right[present[nonzero]]
+    dual, inner = weights @ span_t, weights @ whitened  # U^T
     for _ in range(2):  # the second step removes the rounding errors of the first
         correction = right @ dual.T
         right, inner = np.linalg.solve(correction, right), np.linalg.solve(correction, inner)
@@ -135,10 +131,11 @@ def restore(
     restored = -(span_t @ right.T) @ left  # b X
     both_sizes = sizes + np.linalg.norm(span_t * inverse, axis=1)
     return Restoration(
-        left, right, whitened, float(np.vdot(left @ left.T, inner @ inner.T)), cut, None, 0.0,
-        span, (strength * change - restored) * inverse, (change - restored) * inverse,
-        tolerances.residual(d, condition, size) * both_sizes + 4.0 * noise,
-        _norm(left * inverse, right * units),
+        whitened, cut, span, left, right, None,
+        change=float(np.vdot(left @ left.T, inner @ inner.T)),
+        amplification=_norm(left * inverse, right * units),
+        error=(strength * change - restored) * inverse, lost=(change - restored) * inverse,
+        bounds=tolerances.residual(d, condition, size) * both_sizes + 4.0 * noise,
     )  # fmt: skip
 
 

@@ -8,16 +8,16 @@ direction.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.keywords import described_type
-from splince_fast._runtime.rows import as_rows, listed_columns
+from splince_fast._runtime.rows import as_numbers, as_rows, listed_columns
 from splince_fast._solve import tolerances
 from splince_fast.exceptions import ConstantVariableError, InputError, NonFiniteError
 from splince_fast.labels import VariableName
@@ -25,25 +25,6 @@ from splince_fast.labels import VariableName
 Float = NDArray[np.float64]
 Selection: TypeAlias = VariableName | Sequence[VariableName]
 Kept: TypeAlias = list[VariableName] | NDArray[Any] | None
-
-
-class Statistics(Protocol):
-    """Moments that :func:`span_of` reads."""
-
-    @property
-    def weight(self) -> float:
-        """Total weight of x."""
-
-    @property
-    def mean(self) -> Float:
-        """Means of the features, (d,)."""
-
-    @property
-    def variances(self) -> Float:
-        """Variances of the features, (d,)."""
-
-    def variable(self, name: VariableName) -> Any:
-        """Return the sums of one variable, or raise UnknownVariableError for an unknown name."""
 
 
 class Interpretation(NamedTuple):
@@ -72,61 +53,54 @@ class Span:
 
 def names_of(selection: object, role: str) -> list[VariableName]:
     """Return the argument `erase=` or `keep=`, one name or a list of names, as a list of names."""
-    if isinstance(selection, (str, tuple)):
-        return [selection]
-    items = selection if isinstance(selection, list) else []
-    if items and all(isinstance(item, (str, tuple)) for item in items):
+    items = [selection] if isinstance(selection, (str, tuple)) else selection
+    if isinstance(items, list) and items and all(isinstance(x, (str, tuple)) for x in items):
         return items
     text = reprlib.repr(selection)
     if shape := getattr(selection, "shape", ()):
         text = f"{described_type(selection)} of shape {tuple(shape)}"
     raise InputError(
-        f"{role} is {text}; it must be the name of a variable, a tuple of names for joint "
-        "cells, or a non-empty list of these. Labels are passed to Moments.update with their "
-        "names"
+        f"{role} is {text}; it must be the name of a variable, a tuple of names for joint cells, "
+        "or a non-empty list of these. Labels are passed to Moments.update with their names"
     )
 
 
-def kept_of(selection: object) -> Kept:
+def kept_of(selection: Any) -> Kept:
     """Return `keep=` as a list of names, as an array with directions as columns, or as None."""
     if selection is None:
         return None
     # A list without names holds directions; `names_of` refuses an empty list.
-    if isinstance(selection, (str, tuple)) or (
-        isinstance(selection, list)
-        and (not selection or any(isinstance(item, (str, tuple)) for item in selection))
-    ):
+    items = selection if isinstance(selection, list) else [selection]
+    if not items or any(isinstance(x, (str, tuple)) for x in items):
         return names_of(selection, "keep")
-    return as_rows(_as_columns(selection), name="keep")
+    array = as_numbers(selection, "keep")
+    return as_rows(array[:, None] if array.ndim == 1 else array, name="keep")
 
 
-def span_of(statistics: Statistics, selection: Kept, role: str, whitened: bool) -> Span:
+def span_of(statistics: Any, selection: Kept, role: str, whitened: bool) -> Span:
     """Return the span of the named variables or of the directions in `selection`."""
     if selection is None:
         return Span([], np.empty((0, len(statistics.mean))), [], [])
     if isinstance(selection, np.ndarray):
         return _directions(statistics.variances, selection, whitened)
-    blocks, counts = [], []
+    blocks: list[Float] = []
     interpretations: list[Callable[[], Interpretation]] = []
     for name in selection:
         variable = statistics.variable(name)
-        columns = variable.span()
-        if not len(columns):
+        blocks.append(variable.span())
+        if not len(blocks[-1]):
             raise ConstantVariableError(
                 f"the variable {name!r}, to be {'erased' if role == 'erase' else 'kept'}, takes a "
                 "single value (or carries no label), so x has no covariance with it; check the "
                 "labels, or leave the variable out"
             )
-        blocks.append(columns)
-        counts.append(len(columns))
         if variable.kind == "classes":
-            interpretations.append(
-                partial(_interpret_classes, variable.weights.copy(), statistics.weight)
-            )
+            interpret = partial(_interpret_classes, variable.weights.copy(), statistics.weight)
         else:
-            interpretations.append(partial(_interpret_columns, variable.copy(), statistics.weight))
+            interpret = partial(_interpret_columns, variable.copy(), statistics.weight)
+        interpretations.append(interpret)
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    return Span(list(map(str, selection)), rows, counts, interpretations)
+    return Span(list(map(str, selection)), rows, list(map(len, blocks)), interpretations)
 
 
 def _interpret_classes(weights: Float, total: float) -> Interpretation:
@@ -135,50 +109,44 @@ def _interpret_classes(weights: Float, total: float) -> Interpretation:
     # with the class indicator, scaled to unit standard deviation. `Interpretation.whitener` follows
     # from two facts. The class indicators divided by sqrt(p), where p is the fraction of the class,
     # are orthonormal, and the covariances of x with all indicators sum to zero.
-    fraction = min(1.0, float(weights.sum()) / total)
     p = weights[weights > 0] / weights.sum()
-    most_frequent = int(np.argmax(p))
+    most_frequent, rarest = int(np.argmax(p)), float(p.min())
     others = np.delete(p, most_frequent)
     last = -np.sqrt(others * (1 - others) / p[most_frequent])
-    whitener = fraction**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
-    rarest = float(p.min())
-    kind = f"classes ({len(p)}){_labelled_text(fraction)}"
-    return Interpretation(kind, whitener, (1 - rarest) / rarest, fraction)
+    whitener = np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
+    return _labelled(
+        f"classes ({len(p)})", whitener, (1 - rarest) / rarest, float(weights.sum()) / total
+    )
 
 
 def _interpret_columns(variable: Any, total: float) -> Interpretation:
     """Return the interpretation of a continuous variable, from its correlation matrix."""
-    fraction = min(1.0, variable.weight / total)
-    deviations = variable.deviations()
+    deviations, count = variable.deviations(), variable.n_columns
     varies = deviations > 0
     units = deviations[varies]
     correlations = variable.variance()[np.ix_(varies, varies)] / np.outer(units, units)
     values, vectors = np.linalg.eigh(correlations)
     squares = np.diag(variable.squares)[varies] / variable.weight
     cancelled = float(np.max(squares / units**2))
-    tolerance = tolerances.eigenvalue_of_columns(len(units), variable.n_rows, cancelled)
-    kept = values > tolerance
-    count = variable.n_columns
-    kind = "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
-    whitener = (vectors[:, kept] * (fraction / values[kept]) ** 0.5).T
-    return Interpretation(kind + _labelled_text(fraction), whitener, labelled_fraction=fraction)
+    kept = values > tolerances.eigenvalue_of_columns(len(units), variable.n_rows, cancelled)
+    whitener = (vectors[:, kept] / values[kept] ** 0.5).T
+    kind = f"continuous ({count} column{'' if count == 1 else 's'})"
+    return _labelled(kind, whitener, None, variable.weight / total)
 
 
-def _labelled_text(fraction: float) -> str:
-    """Return a text for the fraction of labelled rows, empty if all rows have a label."""
-    return "" if fraction == 1.0 else f", {fraction:.3g} of the rows labelled"
-
-
-def _interpret_directions(count: int) -> Interpretation:
-    return Interpretation(f"directions ({count})", np.eye(count))
+def _labelled(
+    kind: str, whitener: Float, largest_square: float | None, fraction: float
+) -> Interpretation:
+    """Return the interpretation of a variable with labels for a fraction of the rows."""
+    fraction = min(1.0, fraction)
+    if fraction < 1.0:
+        kind += f", {fraction:.3g} of the rows labelled"
+    return Interpretation(kind, fraction**0.5 * whitener, largest_square, fraction)
 
 
 def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
-    """Return the span of explicit directions, the columns of a (d, k) array."""
-    # The span has one direction per row, scaled to unit norm. The norm is taken with features in
-    # units of their standard deviations, or, if x is not whitened, in units of the total standard
-    # deviation of x.
-    width = len(variances)
+    """Return the span of explicit directions, the columns of a (d, k) array, scaled to norm 1."""
+    width, count = len(variances), array.shape[1]
     if len(array) != width:
         raise InputError(
             f"keep has shape {array.shape}; directions are the columns of an array of shape "
@@ -189,32 +157,18 @@ def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     if not np.isfinite(largest).all():
         columns = np.flatnonzero(~np.isfinite(largest))
         raise NonFiniteError(
-            f"keep contains NaN or infinity in {len(columns)} of {len(rows)} directions "
+            f"keep contains NaN or infinity in {len(columns)} of {count} directions "
             f"({listed_columns(columns.tolist())}); pass finite directions"
         )
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
     rows /= largest
-    # Ranks refer to scaled features, hence the norm does, too. The norm excludes constant features,
-    # which the projection does not change.
+    # Ranks refer to features in units of their standard deviations, or, if x is not whitened, of
+    # the total standard deviation of x. The norm does, too. It excludes constant features, which
+    # the projection does not change.
     units = np.sqrt(variances if whitened else np.full(width, variances.sum()))
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
-    rows = rows / np.where(sizes > 0, sizes, 1.0)
-    return Span(["directions"], rows, [len(rows)], [partial(_interpret_directions, len(rows))])
-
-
-def _as_columns(selection: Any) -> Any:
-    """Return an array with directions as columns; a single direction, (d,), becomes (d, 1)."""
-    if isinstance(selection, Mapping):
-        raise InputError("keep is a mapping; pass names of variables, or an array of shape (d, k)")
-    if hasattr(selection, "to_numpy"):
-        selection = selection.to_numpy()
-    elif not hasattr(selection, "ndim"):
-        try:
-            selection = np.asarray(selection, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"keep is neither names of variables nor an array of directions: {error}"
-            ) from error
-    return selection[:, None] if selection.ndim == 1 else selection
+    rows /= np.where(sizes > 0, sizes, 1.0)
+    interpretation = Interpretation(f"directions ({count})", np.eye(count))
+    return Span(["directions"], rows, [count], [lambda: interpretation])

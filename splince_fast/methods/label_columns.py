@@ -96,8 +96,7 @@ def _combination(weights: Float, columns: Sequence[LabelColumns]) -> str:
 
 def unchanged(empty: Float) -> Restoration:
     """Return the identity, which restores nothing; `empty` is (0, d)."""
-    factors, errors = (empty, empty, empty), (empty, empty, empty, np.zeros(0))
-    return Restoration(*factors, 0.0, 0.0, None, 0.0, *errors, 1.0)
+    return Restoration(empty, 0.0, empty, empty, empty, None, error=empty, lost=empty)
 
 
 def refuse_lost(

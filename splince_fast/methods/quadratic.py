@@ -21,7 +21,7 @@ from splince_fast._solve.class_maps import (
     qleace,
     support_of,
 )
-from splince_fast._solve.options import OPTIONS, Option
+from splince_fast._solve.options import Option
 from splince_fast._solve.restore import Restoration, inverse_units, largest, restore
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
@@ -58,9 +58,8 @@ _SMALLEST_WEIGHT = 1e-3
 _NEGLIGIBLE = 1e-12
 
 _SHRINKAGE = Option(
-    "shrinkage", None, lambda s: s is None or OPTIONS["strength"].accepts(s),
-    "None or a number in [0, 1]", "weight of the pooled covariance in each class covariance",
-)  # fmt: skip
+    "shrinkage", None, "weight of the pooled covariance in each class covariance", number=float
+)
 
 
 def quadratic(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,11 @@ def data(n: int = 600, d: int = 8, seed: int = 0) -> tuple[Float, NDArray[Any], 
 
 def two_folds(x: Float, **labels: Any) -> Folds:
     return Folds(2).update(x, labels)
+
+
+def report_of(x: Float, z: Any, fit: Any = sf.leace) -> Any:
+    """The report of an eraser of z."""
+    return fit(sf.Moments().update(x, {"z": z}), erase="z").report
 
 
 def test_a_fit_factors_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +189,7 @@ def test_few_rows_warn_in_every_entry_point(n: int) -> None:
     z = np.arange(n) % 2
     x = rng.normal(size=(n, 200))
     moments = sf.Moments().update(x, {"z": z})
-    calls: list[Callable[[], object]] = [
+    calls: list[Any] = [
         lambda: sf.erase(x, z),
         lambda: sf.leace(moments, erase="z"),
         lambda: sf.leace(moments.factored(), erase="z"),
@@ -207,26 +212,17 @@ def test_few_rows_warn_in_every_entry_point(n: int) -> None:
 # --- what is expected of new rows ----------------------------------------------------------------
 
 
-def draw(rng: np.random.Generator, n: int, d: int, c: float) -> tuple[Any, Any]:
-    """Rows of unit covariance, of which one direction has correlation c with z."""
-    z = rng.normal(size=n)
-    X = rng.normal(size=(n, d))
-    X[:, 0] = c * z + np.sqrt(1 - c * c) * X[:, 0]
-    return X, z
-
-
 @pytest.mark.parametrize(("d", "n", "c"), [(50, 200, 0.5), (50, 1000, 0.5), (100, 400, 0.15)])
 def test_the_expected_trace_is_that_of_a_simulation(d: int, n: int, c: float) -> None:
     rng = np.random.default_rng(1)
     left, said = [], []
-    for _ in range(60):
-        X, z = draw(rng, n, d, c)
+    for _ in range(60):  # rows of unit covariance, of which one direction has correlation c with z
+        z, X = rng.normal(size=n), rng.normal(size=(n, d))
+        X[:, 0] = c * z + np.sqrt(1 - c * c) * X[:, 0]
         moments = sf.Moments().update(X, {"z": z})
         b = moments.cross_covariance("z")[:, 0]
         left.append(c * c * (1 - b[0] ** 2 / (b @ b)))
-        report = sf.leace(moments, erase="z").report
-        assert report.variables[0].expected is not None
-        said.append(report.variables[0].expected)
+        said.append(sf.leace(moments, erase="z").report.variables[0].expected)
     m = (d - 1) / n
     formula = c * c * m / (c * c + m)
     # Terms of order 1 / p and 1 / (n c^2) are left out, and the mean has its own error.
@@ -264,94 +260,32 @@ def test_the_expected_trace_is_that_of_the_formula(name: str) -> None:
         assert "expected remaining R^2 of" in str(report)
         assert "new rows will show R^2" in report.explain()
         assert sf.Report.from_dict(report.to_dict()) == report
-    for other in (sf.sal(moments, erase=name), sf.leace(moments, erase=name, shrinkage=0.1)):
-        assert other.report.variables[0].expected is None
-
-
-@pytest.mark.parametrize("labelled", [1.0, 0.5, 0.1])
-def test_the_expected_trace_is_that_of_the_labelled_rows(labelled: float) -> None:
-    """Labels missing at random: x is of all rows, its covariance with z of the labelled ones."""
-    n, d = 2000, 60
-    mean = 2.0 * np.eye(d)[0]  # z = +-1, so that Cov(x) = I + mean mean^T and Cov(x, z) = mean
-    covariance = np.eye(d) + np.outer(mean, mean)
-    truth, expected = [], []
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        z = rng.integers(0, 2, n)
-        X = rng.normal(size=(n, d)) + np.outer(2 * z - 1, mean)
-        given = np.where(rng.random(n) < labelled, z.astype(object), None)
-        moments = sf.Moments().update(X, {"z": given})
-        eraser = sf.leace(moments, erase="z")
-        P = eraser.matrix()
-        cross = P @ mean
-        truth.append(cross @ np.linalg.pinv(P @ covariance @ P.T, rcond=1e-10) @ cross)
-        variable = eraser.report.variables[0]
-        expected.append(variable.expected)
-        assert ("labelled" in variable.kind) == (labelled < 1)
-        assert variable.expected <= variable.expected_most
-    # The standard error of the mean of 20 traces of d / n_labelled is 4 % of it; as if all rows had
-    # labels, the trace would be a tenth of the truth at one label in ten.
-    assert np.mean(expected) == pytest.approx(np.mean(truth), rel=0.15)
+    for fit in (sf.sal, partial(sf.leace, shrinkage=0.1)):
+        assert report_of(x, columns[name], fit).variables[0].expected is None
 
 
 def test_a_concept_of_noise_is_reported_as_no_association_beyond_noise() -> None:
     rng = np.random.default_rng(0)
     x, z = rng.normal(size=(200, 20)), rng.integers(0, 2, 200)
     for rows, noise in ((x, True), (x + z[:, None], False)):  # control: an association
-        report = sf.leace(sf.Moments().update(rows, {"z": z}), erase="z").report
+        report = report_of(rows, z)
         assert (report.variables[0].expected == 0) is noise
         text = report.explain()
         assert ("no association of 'z' beyond noise was measured" in text) is noise
         assert ("new rows will show R^2" in text) is not noise
-    one = sf.leace(sf.Moments().update(x[:, :1] + z[:, None], {"z": z}), erase="z").report
-    assert one is not None  # nothing is left of one feature: the expectation is 0 for that reason
-    assert "beyond noise" not in one.explain()
-
-
-@pytest.mark.parametrize("width", [1.0, 3.0])
-def test_the_expected_trace_of_a_rare_class_is_below_its_bound(width: float) -> None:
-    """The best predictor of z from P x has R^2 (1 - cos^2(B', B)) |B|^2, B = S^-1/2 Cov(x, z)."""
-    rng, n, d, rare = np.random.default_rng(0), 1500, 20, 0.06
-    gap = np.eye(d)[0] * 2.0
-    covariance = (1 - rare + rare * width**2) * np.eye(d) + rare * (1 - rare) * np.outer(gap, gap)
-    inverse_root = np.linalg.inv(np.linalg.cholesky(covariance))
-    whole = inverse_root @ gap * (rare * (1 - rare)) ** 0.5
-    left, stated, most = [], [], []
-    for _ in range(60):
-        z = (np.arange(n) < rare * n).astype(int)
-        x = rng.normal(size=(n, d)) * np.where(z, width, 1.0)[:, None] + np.outer(z, gap)
-        moments = sf.Moments().update(x, {"z": z})
-        report = sf.leace(moments, erase="z").report
-        (erased,) = report.variables
-        found = inverse_root @ moments.cross_covariance("z")[:, 1]
-        cosine = found @ whole / np.linalg.norm(found) / np.linalg.norm(whole)
-        left.append((1 - cosine**2) * (whole @ whole))
-        stated.append(erased.expected)
-        most.append(erased.expected_most)
-        assert f"at most {erased.expected_most:.2g}" in str(report)
-        assert "equal covariances" in report.explain()
-    true, error = np.mean(left), np.std(left) / 60**0.5
-    assert true + 3 * error < np.mean(most)
-    if width == 1.0:
-        assert np.mean(stated) == pytest.approx(true, abs=4 * error, rel=0.1)
-    else:  # control: the assumption is what the figure needs
-        assert np.mean(stated) < 0.6 * (true - 3 * error)
+    # Nothing is left of one feature: the expectation is 0 for that reason.
+    assert "beyond noise" not in report_of(x[:, :1] + z[:, None], z).explain()
 
 
 def test_of_balanced_classes_the_bound_is_the_figure() -> None:
     rng = np.random.default_rng(0)
     z, quantity = np.arange(400) % 2, rng.normal(size=400)
     x = rng.normal(size=(400, 6)) + z[:, None] + quantity[:, None]
-    moments = sf.Moments().update(
-        x, {"z": z, "quantity": quantity, "some": [*z[:200], *[None] * 200]}
-    )
-    (balanced,) = sf.leace(moments, erase="z").report.variables  # type: ignore[union-attr]
-    assert balanced.expected_most == pytest.approx(balanced.expected, rel=1e-12)
-    (number,) = sf.leace(moments, erase="quantity").report.variables  # type: ignore[union-attr]
-    assert number.expected is not None
-    assert number.expected_most is None
-    (half,) = sf.leace(moments, erase="some").report.variables  # type: ignore[union-attr]
-    assert half.expected_most == pytest.approx(half.expected, rel=1e-12)
+    labels = z, quantity, [*z[:200], *[None] * 200]
+    balanced, number, half = (report_of(x, column).variables[0] for column in labels)
+    assert (number.expected is None, number.expected_most) == (False, None)
+    for variable in (balanced, half):
+        assert variable.expected_most == pytest.approx(variable.expected, rel=1e-12)
     assert half.expected > balanced.expected * 1.5  # half of the labels: twice the noise
 
 
@@ -364,5 +298,4 @@ def test_correlations_are_adjusted_as_r2_is() -> None:
 def test_too_few_rows_expect_nothing() -> None:
     x, _, z = data(10, 8)
     for n, known in ((9, False), (10, True)):
-        report = sf.leace(sf.Moments().update(x[:n], {"z": z[:n]}), erase="z").report
-        assert (report.variables[0].expected is not None) == known
+        assert (report_of(x[:n], z[:n]).variables[0].expected is not None) == known

@@ -120,45 +120,42 @@ def test_rank_tolerance_does_not_depend_on_units() -> None:
             )
 
 
-OUT_OF_RANGE: dict[str, list[Any]] = {
-    "max_amplification": [0.5, -1, float("nan"), "10"],
-    "on_infeasible": ["ignore"],
-    "null_space": ["identity"],
-    "shrinkage": [-0.1, 1.5, float("nan"), "lw"],
-    "rank_tol": [1.0, -1e-3, float("nan"), "tight"],
-    "solver": ["svd", None],
+NAN, HALF = float("nan"), np.float32(0.5)
+# option: values on the ends of the valid range, and values out of it
+RANGES: dict[str, tuple[list[Any], list[Any]]] = {
+    "max_amplification": ([None, 1, np.inf], [0.5, -1, NAN, "10", True]),
+    "on_infeasible": (["raise", "drop"], ["ignore", None, 1]),
+    "null_space": (["keep", "drop"], ["identity", None]),
+    "shrinkage": ([None, 0, HALF, 1, "oas"], [-0.1, 1.5, NAN, "lw", True]),
+    "rank_tol": (["auto", 0, HALF], [1.0, -1e-3, NAN, "tight", None]),
+    "solver": (["auto", "cholesky", "eigh"], ["svd", None]),
+    "strength": ([0, HALF, 1], [-0.1, 1.1, NAN, "1", None, True]),
 }
 
 
-@pytest.mark.parametrize("name", OUT_OF_RANGE)
-def test_parameters_out_of_range(name: str) -> None:
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.DroppedDirectionsWarning")
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_of_options(name: str) -> None:
     moments = draw_data(0).moments()
-    for value in OUT_OF_RANGE[name]:
-        with pytest.raises(sf.exceptions.InputError, match=name):
+    valid, invalid = RANGES[name]
+    for value in valid:
+        sf.splince(moments, erase="z", keep="y", **{name: value})
+    for value in invalid:
+        with pytest.raises(sf.exceptions.InputError, match=f"{name} is {value!r}"):
             sf.splince(moments, erase="z", keep="y", **{name: value})
 
 
-def test_numbers_of_numpy_pass_and_booleans_do_not() -> None:
-    X, z = np.random.default_rng(0).normal(size=(300, 3)), np.arange(300) % 2
-    X = X + z[:, None]
-    moments = sf.Moments().update(X, {"z": z})
-    half = np.float32(0.5)
-    eraser = sf.leace(moments, erase="z", shrinkage=half)
-    assert eraser.report is not None
-    assert eraser.report.certificate(delta=half) == eraser.report.certificate(delta=0.5)
-    for call in (
-        lambda: sf.leace(moments, erase="z", shrinkage=True),
-        lambda: sf.sal(moments, erase="z", max_amplification=True),
-        lambda: eraser.scaled(True),
-    ):
-        with pytest.raises(sf.exceptions.InputError, match="is True"):
-            call()
+def test_levels_and_fractions_may_be_numbers_of_numpy_and_no_booleans() -> None:
+    eraser = sf.leace(draw_data(0).moments(), erase="z")
+    assert report(eraser).certificate(delta=HALF) == report(eraser).certificate(delta=0.5)
+    with pytest.raises(sf.exceptions.InputError, match="is True"):
+        eraser.scaled(True)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, 2.5, True, object(), ["a"]])
 def test_paths_and_folds_of_other_types_are_refused(wrong: Any) -> None:
-    X, z = np.random.default_rng(0).normal(size=(300, 3)), np.arange(300) % 2
-    moments = sf.Moments().update(X, {"z": z})
+    data = draw_data(0)
+    moments = data.moments()
     for call in (sf.load_eraser, sf.Moments.load, sf.Projection.load, moments.save):
         with pytest.raises(
             sf.exceptions.InputError, match=r"the path is .*; pass the name of a file"
@@ -166,7 +163,7 @@ def test_paths_and_folds_of_other_types_are_refused(wrong: Any) -> None:
             call(wrong)
     if wrong is not None:
         with pytest.raises(sf.exceptions.InputError, match="the path is"):
-            sf.Moments.from_blocks([(X, {"z": z})], checkpoint=wrong)
+            sf.Moments.from_blocks([(data.x, {"z": data.z})], checkpoint=wrong)
     if not isinstance(wrong, list):
         with pytest.raises(sf.exceptions.InputError, match="two or more"):
             sf.cross_report(wrong, erase="z")

@@ -778,7 +778,7 @@ def test_every_kernel_is_compiled_and_releases_the_interpreter() -> None:
     found = [
         v for v in [*held, *(c for v in held for c in _closed_over(v))] if hasattr(v, "py_func")
     ]
-    assert len(found) >= 3
+    assert len(found) >= 2
     for kernel in found:
         assert kernel.targetoptions["nogil"]
         assert "nnan" not in kernel.targetoptions["fastmath"]

@@ -21,148 +21,87 @@ D, K, M = 5, 3, 7
 
 
 class Entry(NamedTuple):
-    """A kernel, arguments that fit, the axes it leaves free, and the arguments it writes to."""
+    """A kernel, arguments that fit, the axes it leaves free, and the argument it writes to."""
 
     call: Callable[..., Any]
     arguments: dict[str, Array]
-    free: frozenset[tuple[str, int]] = frozenset()
-    written: frozenset[str] = frozenset()
+    free: tuple[str, ...]  # "name axis"
+    written: str
 
 
-def numbers(*shape: int, order: Any = "C") -> Array:
-    return np.asarray(np.random.default_rng(0).normal(size=shape), order=order)
+def entry(call: Callable[..., Any], *free: str, written: str = "", **arguments: Array) -> Entry:
+    return Entry(call, arguments, free, written)
 
 
-def covariance() -> Array:
-    rows = numbers(40, D)
+def numbers(*shape: int, dtype: Any = np.float64, order: Any = "C") -> Array:
+    return np.asarray(np.random.default_rng(0).normal(size=shape), dtype, order)
+
+
+def scatter(n: int = 40) -> Array:
+    rows = numbers(n, D)
     return np.asfortranarray(rows.T @ rows)
 
 
-def dense(scatter: Array, floor: Array, **options: Any) -> factor.Factor:
-    settings = {"per_weight": 1.0, "ridge": 0.0, "max_rank": D, "tolerance": 1e-14,
-                "force_eigh": False, "allow_eigh": True}  # fmt: skip
-    return factor.dense(scatter, floor, **(settings | options))
-
-
+dense = partial(
+    factor.dense, per_weight=1.0, ridge=0.0, max_rank=D, tolerance=1e-14, force_eigh=False,
+    allow_eigh=True,
+)  # fmt: skip
 of_columns = partial(factor.of_columns, smallest=1.0)
 solve = partial(oblique.oblique, noise=1e-14, relative=1e-14, drop_below=0.0, may_drop=False)
-
-
-def made(kind: str) -> factor.Factor:
-    ones = np.ones(D)
-    if kind == "identity":
-        return factor.identity(ones, 1.0)
-    if kind == "diagonal":
-        return factor.diagonal(ones, np.zeros(D))
-    if kind == "spanned":
-        return of_columns(numbers(2, D), ones, np.zeros(D))
-    return dense(covariance(), np.zeros(D), force_eigh=kind == "eigh")
-
-
-def remember(f: factor.Factor, scatter: Array) -> None:
-    f.remember(scatter, 1.0)
-
-
-def deficient() -> factor.Factor:
-    rows = numbers(3, D)
-    return dense(np.asfortranarray(rows.T @ rows), np.zeros(D))
-
-
-def remembering() -> factor.Factor:
-    f = made("cholesky")
-    remember(f, covariance())
-    return f
-
-
-KINDS = ("identity", "cholesky", "eigh", "diagonal", "spanned")
-COLUMNS = {"columns": numbers(K, D)}
-FIGURES = {"variances": np.ones(D), "floor": np.zeros(D)}
-SQUARES = {"squares": 9.0 * np.eye(K), "reference": np.zeros(K)}
-FACTORED = {"scatter": covariance(), "floor": np.zeros(D)}
-
-
-def free(*axes: tuple[str, int]) -> frozenset[tuple[str, int]]:
-    return frozenset(axes)
-
+MADE = {
+    "identity": factor.identity(np.ones(D), 1.0),
+    "diagonal": factor.diagonal(np.ones(D), np.zeros(D)),
+    "cholesky": dense(scatter(), np.zeros(D)),
+    "eigh": dense(scatter(), np.zeros(D), force_eigh=True),
+    "deficient": dense(scatter(3), np.zeros(D)),
+    "spanned": of_columns(numbers(2, D), np.ones(D), np.zeros(D)),
+}
+for made in MADE.values():
+    made.remember(scatter(), 1.0)
 
 ENTRIES = {
     **{
-        f"{name}-{kind}": Entry(getattr(made(kind), name), COLUMNS, free(("columns", 0)))
-        for kind in KINDS
-        for name in ("whiten", "solve", "unwhiten")
-        if name != "unwhiten" or kind not in ("diagonal", "spanned")
+        f"{name}-{kind}": entry(getattr(made, name), "columns 0", columns=numbers(K, D))
+        for kind, made in MADE.items()
+        for name in ("whiten", "solve", "unwhiten", "gram")
+        if (name, kind) != ("unwhiten", "spanned")
     },
     **{
-        f"remember-{kind}": Entry(partial(remember, made(kind)), {"scatter": covariance()})
-        for kind in ("identity", "cholesky", "eigh")
-    },
-    **{
-        f"oblique-{kind}": Entry(
-            partial(solve, made(kind)),
-            {"erased": numbers(1, D), "kept": numbers(2, D)[1:]},
-            free(("erased", 0), ("kept", 0)),
+        f"oblique-{kind}": entry(
+            partial(solve, made), "erased 0", "kept 0", erased=numbers(1, D), kept=numbers(2, D)[1:]
         )
-        for kind in KINDS
+        for kind, made in MADE.items()
     },
-    **{
-        f"dense-{force}": Entry(partial(dense, force_eigh=force), FACTORED)
-        for force in (False, True)
-    },
-    "gram": Entry(remembering().gram, COLUMNS, free(("columns", 0))),
-    "admit": Entry(deficient().admit, {"spans": numbers(K, D)}, free(("spans", 0))),
-    "identity": Entry(
-        partial(factor.identity, per_weight=1.0), {"diagonal": np.ones(D)}, free(("diagonal", 0))
+    "dense": entry(dense, scatter=scatter(), floor=np.zeros(D)),
+    "dense-eigh": entry(partial(dense, force_eigh=True), scatter=scatter(), floor=np.zeros(D)),
+    "remember": entry(partial(MADE["eigh"].remember, per_weight=1.0), scatter=scatter()),
+    "admit": entry(MADE["deficient"].admit, "spans 0", spans=numbers(K, D)),
+    "identity": entry(
+        partial(factor.identity, per_weight=1.0), "diagonal 0", diagonal=np.ones(D)
     ),
-    "norm_and_offset": Entry(
-        partial(factor.norm_and_offset, variance=1.0),
-        {"left": numbers(K, D), "right": numbers(K, D), "mean": np.ones(D)},
+    "diagonal": entry(factor.diagonal, variances=np.ones(D), floor=np.zeros(D)),
+    "spanned": entry(
+        of_columns, "fewer columns", written="columns", columns=numbers(D, D),
+        variances=np.ones(D), floor=np.zeros(D),
     ),
-    "diagonal": Entry(factor.diagonal, FIGURES),
-    "spanned": Entry(
-        of_columns,
-        {"columns": numbers(D, D)} | FIGURES,
-        free(("columns", -1)),
-        frozenset({"columns"}),
+    "class_span": entry(spans.class_span, "sums 1", sums=numbers(K, D), weights=np.ones(K)),
+    "largest_correlation": entry(
+        spans.largest_correlation, "span 0", span=numbers(K, D), variances=np.ones(D)
     ),
-    "class_span": Entry(
-        spans.class_span, {"sums": numbers(K, D), "weights": np.ones(K)}, free(("sums", 1))
+    "syrk_f64_into": entry(
+        blas.syrk_f64_into, "rows 0", written="scatter", rows=numbers(M, D),
+        scatter=np.zeros((D, D), order="F"),
     ),
-    "largest_correlation": Entry(
-        spans.largest_correlation,
-        {"rows": numbers(K, D), "variances": np.ones(D)},
-        free(("rows", 0)),
+    "syrk_f32_out": entry(
+        blas.syrk_f32_out, "rows 0", written="product", rows=numbers(M, D, dtype=np.float32),
+        product=np.zeros((D, D), np.float32, order="F"),
     ),
-    "column_deviations": Entry(
-        partial(spans.column_deviations, weight=4.0), {"z_sum": np.ones(K)} | SQUARES
+    "gemm_f64_into": entry(
+        blas.gemm_f64_into, written="product", left=numbers(M, K), right=numbers(M, D),
+        product=np.zeros((K, D)),
     ),
-    "column_span": Entry(
-        partial(spans.column_span, weight=4.0),
-        {"products": numbers(K, D), "z_sum": np.ones(K), "x_sum": np.ones(D)} | SQUARES,
-    ),
-    "syrk_f64_into": Entry(
-        blas.syrk_f64_into,
-        {"rows": numbers(M, D), "scatter": np.zeros((D, D), order="F")},
-        free(("rows", 0)),
-        frozenset({"scatter"}),
-    ),
-    "syrk_f32_out": Entry(
-        blas.syrk_f32_out,
-        {
-            "rows": numbers(M, D).astype(np.float32),
-            "product": np.zeros((D, D), np.float32, order="F"),
-        },
-        free(("rows", 0)),
-        frozenset({"product"}),
-    ),
-    "gemm_f64_into": Entry(
-        blas.gemm_f64_into,
-        {"left": numbers(M, K), "right": numbers(M, D), "product": np.zeros((K, D))},
-        written=frozenset({"product"}),
-    ),
-    "mirror_lower": Entry(
-        blas.mirror_lower, {"matrix": covariance()}, written=frozenset({"matrix"})
-    ),
-}
+    "mirror_lower": entry(blas.mirror_lower, written="matrix", matrix=scatter()),
+}  # fmt: skip
 
 
 def resized(array: Array, axis: int, by: int) -> Array:
@@ -178,13 +117,12 @@ def misfits(entry: Entry) -> Iterator[tuple[str, str, Any]]:
     """Name of the argument, what is wrong with it, and the argument."""
     for name, array in entry.arguments.items():
         for axis in range(array.ndim):
-            if (name, axis) in entry.free:
+            if f"{name} {axis}" in entry.free:
                 continue
-            # Memory may be larger, and a factor of few columns may have fewer.
-            if (name, -1) not in entry.free or axis == 1:
+            # A factor of few columns may have fewer.
+            if f"fewer {name}" not in entry.free or axis == 1:
                 yield name, f"axis {axis} too short", resized(array, axis, -1)
-            if name != "memory":
-                yield name, f"axis {axis} too long", resized(array, axis, 1)
+            yield name, f"axis {axis} too long", resized(array, axis, 1)
         other = np.float64 if array.dtype == np.float32 else np.float32
         yield name, "another floating dtype", array.astype(other)
         yield name, "integers", array.astype(np.int64)
@@ -198,7 +136,7 @@ def misfits(entry: Entry) -> Iterator[tuple[str, str, Any]]:
         else:
             yield name, "two axes", array[None]
         yield name, "None", None
-        if name in entry.written:
+        if name == entry.written:
             fixed = array.copy(order="K")
             fixed.flags.writeable = False
             yield name, "read-only", fixed

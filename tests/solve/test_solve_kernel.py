@@ -15,8 +15,7 @@ Modules: `_solve.oblique`, `_solve.tolerances`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mpmath
 import numpy as np
@@ -39,9 +38,8 @@ many = settings(max_examples=60 * max(FUZZ, 1))
 # --- problems ------------------------------------------------------------------------------------
 
 
-@dataclass
-class Problem:
-    """Covariances as the kernel takes them; `spread` bounds cond A and cond B."""
+class Problem(NamedTuple):
+    """Covariances as the kernel takes them."""
 
     s: Float
     sz: Float
@@ -50,6 +48,10 @@ class Problem:
     @property
     def d(self) -> int:
         return len(self.s)
+
+    def scaled(self, scale: Float) -> Problem:
+        scale = scale[:, None]
+        return Problem(scale * self.s * scale.T, scale * self.sz, scale * self.sy)
 
 
 def problem(
@@ -72,53 +74,29 @@ def problem(
     return Problem(root @ root.T, root @ mixed(qz, rz), root @ mixed(qy, ry))
 
 
-def factored(p: Problem, **options: Any) -> kernel.Factor:
-    """The factor of S with the settings of the public functions for float64 data."""
-    defaults: dict[str, Any] = {
-        "per_weight": 1.0,
-        "ridge": 0.0,
-        "max_rank": p.d,
-        "tolerance": 4 * p.d * EPS,
-        "force_eigh": False,
-        "allow_eigh": True,
-    }
-    floor = 64 * EPS * np.abs(options.pop("mean", np.zeros(p.d)))
-    return kernel.dense(np.asfortranarray(p.s), floor, **(defaults | options))
-
-
-def solved(p: Problem, whitened: bool = True, **options: Any) -> dict[str, Any]:
-    """Factor, admit and solve; the figures of both by name."""
-    of_solve = {
-        "rank_tolerance": options.pop("rank_tolerance", 0.0),
-        "drop_below": options.pop("drop_below", 0.0),
-        "may_drop": options.pop("may_drop", False),
-    }
+def solved(
+    p: Problem, whitened: bool = True, drop_below: float = 0.0, may_drop: bool = False,
+    **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Factor as the public functions do for float64 rows, admit and solve; figures by name."""
     erased, kept = np.ascontiguousarray(p.sz.T), np.ascontiguousarray(p.sy.T)
     if whitened:
-        factor = factored(p, **options)
+        defaults = {"per_weight": 1.0, "ridge": 0.0, "max_rank": p.d, "tolerance": 4 * p.d * EPS,
+                    "force_eigh": False, "allow_eigh": True}  # fmt: skip
+        factor = kernel.dense(np.asfortranarray(p.s), np.zeros(p.d), **(defaults | options))
         if factor.status != kernel.STATUS_OK:
             return {"status": factor.status}
         factor = factor.admit(np.concatenate([erased, kept]))
         noise = tolerances.noise(p.d, factor.smallest)
     else:
-        factor = kernel.identity(np.diag(p.s).copy(), options.pop("per_weight", 1.0))
+        factor = kernel.identity(np.diag(p.s).copy(), 1.0)
         noise = tolerances.noise(factor.variance)
     found = oblique_kernel.oblique(
-        factor,
-        erased,
-        kept,
-        noise=noise,
-        relative=tolerances.relative(p.d, of_solve["rank_tolerance"]),
-        drop_below=of_solve["drop_below"],
-        may_drop=of_solve["may_drop"],
-    )
-    raw: dict[str, Any] = dict(zip(Solution._fields, found, strict=False))
-    return raw | {
-        "solver": factor.solver,
-        "constants": factor.constants,
-        "null_basis": factor.null_basis,
-        "admitted": factor.admitted,
-    }
+        factor, erased, kept, noise=noise, relative=tolerances.relative(p.d, "auto"),
+        drop_below=drop_below, may_drop=may_drop,
+    )  # fmt: skip
+    figures = {"solver": factor.solver, "null_basis": factor.null_basis}
+    return dict(zip(Solution._fields, found, strict=False)) | figures
 
 
 def factors(p: Problem, **options: Any) -> tuple[Float, Float]:
@@ -188,8 +166,7 @@ def problems(draw: st.DrawFn) -> Problem:
 def test_constraints_hold_to_rounding_at_any_condition_number(
     p: Problem, force_eigh: bool, units: float
 ) -> None:
-    scale = 10.0 ** np.random.default_rng(p.d).uniform(-units, units, size=p.d)[:, None]
-    p = Problem(scale * p.s * scale.T, scale * p.sz, scale * p.sy)
+    p = p.scaled(10.0 ** np.random.default_rng(p.d).uniform(-units, units, size=p.d))
     for name, excess in excesses(p, *factors(p, force_eigh=force_eigh)).items():
         assert excess <= 1, name
 
@@ -338,9 +315,8 @@ def test_spans_whose_squares_leave_the_range_of_float64(k: int) -> None:
     size = 2.0**520
     assert size > np.finfo(np.float64).max ** 0.5
     large = Problem(p.s, p.sz * size, p.sy * size)
-    plain, found = (
-        left @ right.T for left, right in (factors(q, whitened=False) for q in (p, large))
-    )
+    pairs = (factors(q, whitened=False) for q in (p, large))
+    plain, found = (left @ right.T for left, right in pairs)
     np.testing.assert_allclose(found, plain, atol=8 * p.d * EPS * 10.0 * np.abs(plain).max())
 
 
@@ -360,15 +336,10 @@ def test_spans_that_fill_the_space_and_one_more(whitened: bool) -> None:
 # --- rank-deficient covariances ------------------------------------------------------------------
 
 
-def deficient(rng: np.random.Generator, d: int, rank: int, units: float = 0.0) -> Problem:
+def deficient(rng: np.random.Generator, d: int, rank: int) -> Problem:
     """S of the given rank, exactly but for rounding, with spans inside its range."""
     root = rng.normal(size=(d, rank))
-    scale = 2.0 ** np.round(rng.uniform(-units, units, size=d) * 3.3)[:, None]
-    return Problem(
-        scale * (root @ root.T) * scale.T,
-        scale * (root @ rng.normal(size=(rank, 2))),
-        scale * (root @ rng.normal(size=(rank, 1))),
-    )
+    return Problem(root @ root.T, *(root @ rng.normal(size=(rank, k)) for k in (2, 1)))
 
 
 @given(seed=st.integers(0, 2**20), d=st.integers(5, 30), missing=st.integers(1, 10))
@@ -394,20 +365,19 @@ def test_rank_deficient_covariance_is_solved_on_its_support(
     units=st.sampled_from([0.0, 2.0, 5.0, 9.0, 12.0]),
     missing=st.sampled_from([1, 5]),
 )
-@example(seed=912, units=12.0, missing=5)  # needs the kernel's rows sorted by size
-@example(seed=6271, units=12.0, missing=1)
+@example(seed=0, units=12.0, missing=5)  # needs the rows of the null basis sorted by size
+@example(seed=0, units=12.0, missing=1)
 def test_rank_deficient_covariance_in_any_units(seed: int, units: float, missing: int) -> None:
     """Powers of two rescale S without rounding, so the map must follow them on the support."""
     d = 12
     plain = deficient(np.random.default_rng(seed), d, d - missing)
-    scale = 2.0 ** np.round(np.random.default_rng(seed).uniform(-units, units, d) * 3.3)[:, None]
-    p = Problem(scale * plain.s * scale.T, scale * plain.sz, scale * plain.sy)
+    scale = 2.0 ** np.round(np.random.default_rng(seed).uniform(-units, units, d) * 3.3)
     left, right = factors(plain)
-    scaled_left, scaled_right = factors(p)
+    scaled_left, scaled_right = factors(plain.scaled(scale))
     values, vectors = np.linalg.eigh(plain.s)
     support = vectors[:, missing:] * np.sqrt(values[missing:])
     expected = left @ (right.T @ support)
-    found = (scaled_left / scale) @ ((scaled_right * scale).T @ support)
+    found = (scaled_left / scale[:, None]) @ ((scaled_right * scale[:, None]).T @ support)
     sine = float(solved(plain)["sines"].min())
     kappa = values[-1] / values[missing]
     bound = 16 * d * EPS * (kappa + whitened_condition(plain)) / sine**2
@@ -440,22 +410,12 @@ def test_the_number_of_directions_given_up(
 # --- conduct -------------------------------------------------------------------------------------
 
 
-def test_the_inputs_are_left_as_they_are() -> None:
+@pytest.mark.parametrize("force_eigh", [False, True])
+def test_the_lower_triangle_is_read_and_inputs_are_left_as_they_are(force_eigh: bool) -> None:
     p = problem(np.random.default_rng(8), 20, 3, 3, kappa=1e3, cosine=0.5)
-    arrays = [np.asfortranarray(a) for a in (p.s, p.sz, p.sy)]
+    lower = np.where(np.tri(20, dtype=bool), p.s, np.nan)
+    arrays = [np.asfortranarray(a) for a in (lower, p.sz, p.sy)]
     before = [a.tobytes() for a in arrays]
-    for force_eigh in (True, False):
-        solved(Problem(*arrays), force_eigh=force_eigh)
-        assert [a.tobytes() for a in arrays] == before
-
-
-def test_only_the_lower_triangle_is_read() -> None:
-    p = problem(np.random.default_rng(8), 20, 3, 3, kappa=1e3, cosine=0.5)
-    lower = Problem(np.where(np.tri(20, dtype=bool), p.s, np.nan), p.sz, p.sy)
-    for force_eigh in (True, False):
-        np.testing.assert_array_equal(
-            factors(lower, force_eigh=force_eigh), factors(p, force_eigh=force_eigh)
-        )
-
-
-# --- class sums ----------------------------------------------------------------------------------
+    found, expected = (factors(q, force_eigh=force_eigh) for q in (Problem(*arrays), p))
+    np.testing.assert_array_equal(found, expected)
+    assert [a.tobytes() for a in arrays] == before
