@@ -19,10 +19,11 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from splince_fast._runtime.arguments import check_names, described_type
 from splince_fast._runtime.erase_rows import result_dtype
-from splince_fast._runtime.keywords import check_names, described_type
 from splince_fast._runtime.memory import total_memory
 from splince_fast._runtime.rows import (
+    SparseRows,
     as_numbers,
     as_weights,
     check_values,
@@ -33,13 +34,11 @@ from splince_fast._runtime.rows import (
     name_columns,
     refuse_lazy,
 )
-from splince_fast._runtime.sparse import SparseRows
 from splince_fast._solve.options import OPTIONS, Options, check_moment_options
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError, NotEnoughDataError
-from splince_fast.labels.containers import variables_of
+from splince_fast.labels.containers import check_index, variables_of
 from splince_fast.labels.names import listed
-from splince_fast.labels.positions import check_index
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.moments import name_features

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 
 
 def lazy_names(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.linear_model import LogisticRegression
 
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import warn
 from splince_fast._solve.options import is_number
 from splince_fast._solve.tolerances import EPS
 from splince_fast.baselines.inputs import (
@@ -31,8 +31,8 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     NothingErasedWarning,
 )
+from splince_fast.labels.containers import check_index
 from splince_fast.labels.names import listed, names_array
-from splince_fast.labels.positions import check_index
 from splince_fast.projection import Projection
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from splince_fast._runtime.version import library_version
+from splince_fast._runtime.arguments import library_version
 from splince_fast.cli import apply, compare, demo, fit, inspect
 from splince_fast.cli.options import with_flags
 from splince_fast.exceptions import SplinceError, SplinceWarning

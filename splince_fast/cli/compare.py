@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast.cli import rows
 from splince_fast.cli.labels import parse_kinds, paths_of, read_label_files
 from splince_fast.cli.options import add_shared, check_outputs

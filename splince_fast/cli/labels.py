@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast.exceptions import InputError, LabelError, UnknownVariableError
 from splince_fast.labels import KINDS, encode_one
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.row_kernels import Assignment, Change, sample_columns
 from splince_fast._runtime import threads
-from splince_fast._runtime.rows import NO_WEIGHT, Rows, is_sparse
-from splince_fast._runtime.sparse import SparseRows, parts, subtracted
+from splince_fast._runtime.rows import NO_WEIGHT, Rows, SparseRows, is_sparse, parts, subtracted
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.block import Block, BlockSums

@@ -14,7 +14,7 @@ from splince_fast import sources
 from splince_fast._kernels import blas
 from splince_fast._kernels.row_kernels import Assignment, add
 from splince_fast._runtime import files
-from splince_fast._runtime.keywords import check_keywords
+from splince_fast._runtime.arguments import check_keywords
 from splince_fast._runtime.lock import new_lock
 from splince_fast._runtime.rows import check_feature_names, name_columns
 from splince_fast._solve.options import Options, is_number

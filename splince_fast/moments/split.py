@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.row_kernels import Assignment, Change, add
-from splince_fast._runtime.hashing import splitmix64
-from splince_fast._runtime.rows import Rows
+from splince_fast._runtime.rows import Rows, splitmix64
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key

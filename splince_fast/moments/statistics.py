@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import factor as kernels
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.rows import abbreviated
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances

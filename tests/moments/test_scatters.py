@@ -24,7 +24,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from splince_fast._runtime.hashing import splitmix64
+from splince_fast._runtime.rows import splitmix64
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     FileFormatError,

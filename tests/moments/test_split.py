@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 import splince_fast as sf
 from splince_fast import Folds, Moments, sources
 from splince_fast._runtime import files
-from splince_fast._runtime.hashing import splitmix64
+from splince_fast._runtime.rows import splitmix64
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError
 from splince_fast.moments.split import MOST_CLASSES
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from splince_fast._runtime.arguments import warn
 
 import splince_fast as sf
-from splince_fast._runtime.warn import warn
 
 X = np.random.default_rng(0).normal(size=(40, 3))
 Z = np.repeat([0, 1], 20)
