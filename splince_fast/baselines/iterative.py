@@ -31,8 +31,8 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     NothingErasedWarning,
 )
+from splince_fast.labels.containers import check_index
 from splince_fast.labels.names import listed, names_array
-from splince_fast.labels.positions import check_index
 from splince_fast.projection import Projection
 
 

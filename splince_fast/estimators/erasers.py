@@ -26,8 +26,8 @@ from splince_fast.exceptions import (
     LabelError,
     NotEnoughDataError,
 )
+from splince_fast.labels.containers import check_index
 from splince_fast.labels.names import listed
-from splince_fast.labels.positions import check_index
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.moments import name_features

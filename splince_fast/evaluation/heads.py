@@ -25,8 +25,8 @@ from splince_fast.evaluation import logistic
 from splince_fast.evaluation.data import Codes, Float, check_classes, has_label
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
+from splince_fast.labels.containers import check_index
 from splince_fast.labels.encoded import observed
-from splince_fast.labels.positions import check_index
 
 ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 RULES = ("worst_group", "accuracy")

@@ -30,8 +30,8 @@ from splince_fast.evaluation.records import CellCount, PartLabels, Record
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceError, SplinceWarning
 from splince_fast.labels import ClassCodes, ClassName, Encoded, names_array
+from splince_fast.labels.containers import check_index
 from splince_fast.labels.encoded import observed
-from splince_fast.labels.positions import check_index
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,9 @@ from splince_fast.evaluation.records import PATH, PartLabels
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
+from splince_fast.labels.containers import check_index
 from splince_fast.labels.encoded import observed
 from splince_fast.labels.names import listed
-from splince_fast.labels.positions import check_index
 
 HEADS = ("retrained", "frozen", "unregularised")
 _PARTS = {"train": 0, "validation": 1, "test": 2, False: 0, True: 2}

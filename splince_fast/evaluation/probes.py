@@ -25,7 +25,7 @@ from splince_fast.evaluation.heads import decide
 from splince_fast.evaluation.metrics import METRICS
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Columns, encode_one
-from splince_fast.labels.positions import check_index
+from splince_fast.labels.containers import check_index
 from splince_fast.moments.parameters import check_random_state
 
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # numbers of training rows and of scored rows

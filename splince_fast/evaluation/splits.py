@@ -16,7 +16,7 @@ from splince_fast._solve.options import is_integer, is_number
 from splince_fast.evaluation.data import check_classes, class_codes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, ClassName
-from splince_fast.labels.positions import check_index
+from splince_fast.labels.containers import check_index
 from splince_fast.moments.parameters import check_random_state
 
 Rows = NDArray[np.intp]

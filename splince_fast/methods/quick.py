@@ -11,7 +11,7 @@ from splince_fast._runtime.keywords import check_keywords, check_names
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, kept_of, names_of
 from splince_fast.exceptions import InputError, LabelError
-from splince_fast.labels.positions import check_index
+from splince_fast.labels.containers import check_index
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
 from splince_fast.methods.folds import CrossReport, report_on
 from splince_fast.methods.method_call import MethodCall

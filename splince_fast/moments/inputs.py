@@ -23,7 +23,7 @@ from splince_fast._runtime.rows import (
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
-from splince_fast.labels.positions import check_index, map_labels, take_entries, take_positions
+from splince_fast.labels.containers import check_index, map_labels, take_entries, take_positions
 from splince_fast.moments.accumulator import Accumulator
 
 Float = NDArray[np.float64]

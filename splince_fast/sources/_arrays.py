@@ -10,8 +10,7 @@ from typing import Any
 from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.rows import choose_block_rows, is_sparse, torch_to_numpy
 from splince_fast.exceptions import InputError
-from splince_fast.labels.containers import is_class_label, with_missing
-from splince_fast.labels.positions import check_index, map_labels
+from splince_fast.labels.containers import check_index, is_class_label, map_labels, with_missing
 from splince_fast.sources.base import Block, PieceSource, Source, is_matrix
 
 

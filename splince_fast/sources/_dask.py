@@ -12,7 +12,7 @@ import numpy as np
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import described_type
 from splince_fast.exceptions import InputError
-from splince_fast.labels.positions import map_labels
+from splince_fast.labels.containers import map_labels
 from splince_fast.sources._arrays import check_length, slice_rows
 from splince_fast.sources.base import Block, Source, is_matrix, too_few_blocks
 

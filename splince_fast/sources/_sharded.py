@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.keywords import described_type
 from splince_fast._runtime.rows import choose_block_rows, torch_to_numpy
 from splince_fast.exceptions import InputError
-from splince_fast.labels.positions import map_labels
+from splince_fast.labels.containers import map_labels
 from splince_fast.sources._arrays import check_length, slice_rows, take_block
 from splince_fast.sources.base import Block, PieceSource, Source, describe_files
 
