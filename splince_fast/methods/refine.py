@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_OK, Factor, of_columns
-from splince_fast._runtime.rows import NO_WEIGHT
-from splince_fast._runtime.sparse import SparseRows, parts, subtracted
+from splince_fast._runtime.rows import NO_WEIGHT, SparseRows, parts, subtracted
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MAX_PASSES, Options, is_integer

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import threads
-from splince_fast._runtime.rows import NO_WEIGHT, Rows, is_sparse
-from splince_fast._runtime.sparse import SparseRows, parts, subtracted
+from splince_fast._runtime.rows import NO_WEIGHT, Rows, SparseRows, is_sparse, parts, subtracted
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch, joined_requests
 from splince_fast.moments.block_sums import BlockSums, class_weights, sum_block

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.rows import (
     Rows,
+    SparseRows,
     as_mask,
     as_numbers,
     as_weights,
     checked_names,
     is_sparse,
 )
-from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
 from splince_fast.labels.containers import check_index, map_labels, take_entries, take_positions

@@ -18,7 +18,7 @@ import pytest
 import scipy.sparse
 
 import splince_fast as sf
-from splince_fast._runtime.sparse import SparseRows
+from splince_fast._runtime.rows import SparseRows
 from splince_fast.evaluation import compare, fit_head
 
 N, D = 240, 4
