@@ -13,11 +13,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from splince_fast._runtime import erase_rows, files
 from splince_fast._runtime.erase_rows import Factors
 from splince_fast._runtime.rows import (
-    as_mask,
     as_reals,
     as_rows,
     check_feature_names,
-    checked_names,
     is_tensor,
 )
 from splince_fast._solve.options import is_number
@@ -301,7 +299,9 @@ class Projection:
             return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
         if hasattr(X, "map_blocks") and mask is None and out is None:
             return erase_rows.erase_lazily(self, X, self.n_features)
-        rows, selected, result = rows_mask_and_out(X, len(self._mean), self._names, mask, out)
+        rows, selected, result = erase_rows.rows_mask_and_out(
+            X, len(self._mean), self._names, mask, out
+        )
         erase_rows.erase(self._factors, rows, result, selected, progress, out is None)
         return result
 
@@ -529,27 +529,6 @@ class Projection:
         self.__dict__.update(state)
         for array in (self._left, self._right, self._mean, self._shift):
             array.flags.writeable = False
-
-
-def rows_mask_and_out(
-    X: Any, width: int, names: tuple[str, ...] | None, mask: Any, out: Any
-) -> tuple[NDArray[Any], NDArray[np.bool_] | None, NDArray[Any]]:
-    """Return valid rows of shape (..., d), their mask, and `out` or a new array for the result.
-
-    Raises
-    ------
-    InputError
-        X has the wrong width or columns, or `mask` or `out` does not match X.
-    """
-    rows = erase_rows.as_stack(X, width)
-    if type(X) is not np.ndarray and hasattr(X, "columns"):
-        checked_names(X, width, names)
-    dtype = erase_rows.result_dtype(rows.dtype)
-    selected = None if mask is None else as_mask(mask, rows.shape[:-1])
-    if out is None:
-        return rows, selected, np.empty(rows.shape, dtype)
-    erase_rows.check_out(out, rows, dtype)
-    return rows, selected, out
 
 
 def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]:
