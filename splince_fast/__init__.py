@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from splince_fast._runtime.lazy import lazy_names
-from splince_fast._runtime.version import library_version
+from splince_fast._runtime.arguments import lazy_names, library_version
 from splince_fast.exceptions import (
     ConstantVariableError,
     DroppedDirectionsWarning,

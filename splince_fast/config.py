@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import threads
-from splince_fast._runtime.version import library_version
+from splince_fast._runtime.arguments import library_version
 
 _PACKAGES = ("numpy", "scipy", "numba", "scikit-learn", "safetensors", "narwhals")
 

@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from splince_fast._runtime.arguments import library_version
 from splince_fast._runtime.rows import cause_text
-from splince_fast._runtime.version import library_version
 from splince_fast.exceptions import FileFormatError, InputError
 
 Tensors = dict[str, NDArray[Any]]

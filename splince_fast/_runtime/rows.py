@@ -503,6 +503,15 @@ def check_block_rows(block_rows: object) -> int:
     return rows
 
 
+def splitmix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash row numbers, by which rows belong to folds and samples whatever the blocks."""
+    # The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+    mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
 # -- parts of messages ---------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.rows import as_rows, listed_columns
 from splince_fast._solve import tolerances
 from splince_fast.exceptions import ConstantVariableError, InputError, NonFiniteError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from splince_fast._runtime.lazy import lazy_names
+from splince_fast._runtime.arguments import lazy_names
 
 if TYPE_CHECKING:
     from splince_fast.baselines.inlp import INLP

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.linear_model import LogisticRegression
 
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import warn
 from splince_fast._solve.options import is_number
 from splince_fast._solve.tolerances import EPS
 from splince_fast.baselines.inputs import (

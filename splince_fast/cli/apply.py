@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast._runtime.files import partial_files, replacing
 from splince_fast.cli import label_files, rows
 from splince_fast.cli.paths import check_outputs

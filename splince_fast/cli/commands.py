@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from splince_fast._runtime.version import library_version
+from splince_fast._runtime.arguments import library_version
 from splince_fast.cli import apply, compare, demo, doctor, fit, inspect
 from splince_fast.cli.messages import with_flags
 from splince_fast.exceptions import SplinceError, SplinceWarning

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast.cli.label_files import (
     parse_kinds,
     paths_of,

@@ -7,7 +7,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast.cli.paths import check_outputs
 
 _DEFAULT_FIGURE = "splince-fast-demo.png"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast.exceptions import InputError, LabelError, UnknownVariableError
 from splince_fast.labels import KINDS, encode_one
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast.demo.data import ProfessionData
 from splince_fast.demo.experiment import METHODS, Float, Results, accumulate, fit_eraser
 from splince_fast.demo.table import odds_factor

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from splince_fast._runtime.keywords import check_names, described_type
+from splince_fast._runtime.arguments import check_names, described_type
 from splince_fast._runtime.rows import SparseRows, as_weights, check_values, is_sparse
 from splince_fast._solve.options import Options, check_moment_options
 from splince_fast._solve.selection import Selection

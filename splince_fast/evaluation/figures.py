@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from splince_fast._runtime.extras import require
-from splince_fast._runtime.keywords import check_keywords
+from splince_fast._runtime.arguments import check_keywords, require
 from splince_fast.evaluation.measurements import Measurements
 from splince_fast.evaluation.metrics import headline
 from splince_fast.exceptions import InputError

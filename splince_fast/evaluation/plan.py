@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.keywords import as_values
+from splince_fast._runtime.arguments import as_values
 from splince_fast._runtime.rows import check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits

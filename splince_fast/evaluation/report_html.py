@@ -9,8 +9,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from splince_fast._runtime.extras import require
-from splince_fast._runtime.version import library_version
+from splince_fast._runtime.arguments import library_version, require
 from splince_fast.evaluation import figures, tables
 from splince_fast.evaluation.decision import summary
 from splince_fast.evaluation.measurements import Measurements

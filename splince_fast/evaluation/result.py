@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast._runtime.files import as_path, write_text
 from splince_fast.evaluation import figures, report_html, tables
 from splince_fast.evaluation.decision import Decision, decide, summary

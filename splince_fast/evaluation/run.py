@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from splince_fast._runtime.arguments import library_version, warn
 from splince_fast._runtime.progress import Progress
-from splince_fast._runtime.version import library_version
-from splince_fast._runtime.warn import warn
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation.data import blocks, texts_of
 from splince_fast.evaluation.erasers import Component

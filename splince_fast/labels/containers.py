@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.rows import is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.labels.encoded import ClassCodes

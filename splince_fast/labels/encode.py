@@ -8,8 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.keywords import described_type
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import described_type, warn
 from splince_fast.exceptions import (
     LabelError,
     ManyClassesWarning,

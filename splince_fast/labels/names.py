@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast.exceptions import FileFormatError, LabelError, SplinceError
 
 ClassName: TypeAlias = str | bool | int | tuple[str | bool | int, ...]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast._solve import tolerances
 from splince_fast._solve.restore import inverse_units
 from splince_fast._solve.selection import Selection, Span, names_of, span_of

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.rows import abbreviated
-from splince_fast._runtime.warn import warn
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.spans import largest_correlation
+from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.rows import abbreviated
-from splince_fast._runtime.warn import warn
 from splince_fast._solve.selection import Span
 from splince_fast._solve.tolerances import CONSTANT, EPS32
 from splince_fast.exceptions import LabelFeatureWarning

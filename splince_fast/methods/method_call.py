@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_OK
+from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.rows import abbreviated
-from splince_fast._runtime.warn import warn
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, equal_noise
 from splince_fast._solve.oblique import (

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.rows import cause_text
-from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.messages import common_text

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_maps import (
     ClassMaps,

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from splince_fast._runtime.keywords import check_keywords, check_names
+from splince_fast._runtime.arguments import check_keywords, check_names
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, kept_of, names_of
 from splince_fast.exceptions import InputError, LabelError

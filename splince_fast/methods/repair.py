@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import spans
 from splince_fast._kernels.factor import Factor
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type, warn
 from splince_fast._runtime.rows import check_feature_names
-from splince_fast._runtime.warn import warn
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import change, sensitivity
 from splince_fast._solve.options import OPTIONS, Options

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast._solve.options import OPTIONS, Option
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError

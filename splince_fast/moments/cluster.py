@@ -13,8 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from splince_fast._runtime import threads
-from splince_fast._runtime.extras import require
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type, require
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError
 from splince_fast.moments.sampled import arguments_of_part

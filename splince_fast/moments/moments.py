@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from splince_fast import sources
 from splince_fast._kernels import blas
 from splince_fast._runtime import files
-from splince_fast._runtime.hashing import splitmix64
-from splince_fast._runtime.keywords import check_keywords
+from splince_fast._runtime.arguments import check_keywords
 from splince_fast._runtime.lock import Deferred, new_lock
-from splince_fast._runtime.rows import check_feature_names, name_columns
+from splince_fast._runtime.rows import check_feature_names, name_columns, splitmix64
 from splince_fast._solve.options import Options, is_integer, is_number
 from splince_fast.exceptions import (
     FileFormatError,

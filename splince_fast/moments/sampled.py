@@ -18,9 +18,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.hashing import splitmix64
-from splince_fast._runtime.rows import Rows, abbreviated
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import warn
+from splince_fast._runtime.rows import Rows, abbreviated, splitmix64
 from splince_fast._solve.options import check_moment_options
 from splince_fast.exceptions import InputError, NotEnoughDataError, SampledScatterWarning
 from splince_fast.moments.accumulator import Accumulator

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor

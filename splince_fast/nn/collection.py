@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.keywords import as_names, described_type
+from splince_fast._runtime.arguments import as_names, described_type, warn
 from splince_fast._runtime.progress import Progress
-from splince_fast._runtime.warn import warn
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.torch_rows import erased_by_torch
 from splince_fast.exceptions import InputError
 from splince_fast.projection import Projection

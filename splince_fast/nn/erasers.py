@@ -11,8 +11,7 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from splince_fast._runtime import files
-from splince_fast._runtime.keywords import check_keywords, described_type
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import check_keywords, described_type, warn
 from splince_fast.exceptions import (
     InputError,
     NothingErasedWarning,

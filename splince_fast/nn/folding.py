@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import warn
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites

@@ -11,7 +11,7 @@ import torch
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import warn
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
 from splince_fast.labels.names import listed

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import warn
 from splince_fast.exceptions import InputError, NothingErasedWarning, OnePassWarning, SiteError
 from splince_fast.methods.table import Function
 from splince_fast.nn import running

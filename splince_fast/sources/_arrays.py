@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.rows import choose_block_rows, is_sparse, torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.labels.containers import check_index, is_class_label, map_labels, with_missing

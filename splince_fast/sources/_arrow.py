@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast._runtime.rows import choose_block_rows
 from splince_fast.exceptions import InputError
 from splince_fast.labels.containers import MISSING_CLASS

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from splince_fast._runtime.extras import require
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type, require
 from splince_fast.exceptions import InputError
 from splince_fast.labels.containers import map_labels
 from splince_fast.sources._arrays import check_length, slice_rows

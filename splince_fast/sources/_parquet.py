@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from splince_fast._runtime.extras import require
+from splince_fast._runtime.arguments import require
 from splince_fast._runtime.rows import cause_text, choose_block_rows
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrow import (

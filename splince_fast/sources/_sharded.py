@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.rows import choose_block_rows, torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.labels.containers import map_labels

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-from splince_fast._runtime.extras import require
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type, require
 from splince_fast._runtime.rows import torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.labels.names import listed

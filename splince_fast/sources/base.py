@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from splince_fast._runtime.keywords import described_type
+from splince_fast._runtime.arguments import described_type
 from splince_fast.exceptions import InputError
 
 T = TypeVar("T")

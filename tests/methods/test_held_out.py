@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 import splince_fast as sf
-from splince_fast._runtime.hashing import splitmix64
+from splince_fast._runtime.rows import splitmix64
 from splince_fast._solve import factor as factors
 from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast import Moments, NonFiniteError, sources
-from splince_fast._runtime.hashing import splitmix64
+from splince_fast._runtime.rows import splitmix64
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError
 from splince_fast.moments import Folds
 

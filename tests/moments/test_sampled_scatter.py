@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from splince_fast._runtime.hashing import splitmix64
+from splince_fast._runtime.rows import splitmix64
 from splince_fast.exceptions import (
     FileFormatError,
     IncompatibleMomentsError,

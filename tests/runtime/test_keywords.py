@@ -1,4 +1,4 @@
-"""_runtime.keywords: a misspelt option is an error that suggests the nearest one."""
+"""_runtime.arguments: a misspelt option is an error that suggests the nearest one."""
 
 from __future__ import annotations
 

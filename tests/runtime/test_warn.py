@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import splince_fast as sf
-from splince_fast._runtime.warn import warn
+from splince_fast._runtime.arguments import warn
 
 X = np.random.default_rng(0).normal(size=(40, 3))
 Z = np.repeat([0, 1], 20)
