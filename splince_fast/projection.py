@@ -293,12 +293,13 @@ class Projection:
         >>> eraser(tokens, mask=np.arange(4) < [[4], [2]])[1, :, 0]
         array([0., 0., 1., 1.])
         """
-        if is_tensor(X):
-            from splince_fast._runtime.torch_rows import erase_tensor
+        if type(X) is not np.ndarray:
+            if is_tensor(X):
+                from splince_fast._runtime.torch_rows import erase_tensor
 
-            return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
-        if hasattr(X, "map_blocks") and mask is None and out is None:
-            return erase_rows.erase_lazily(self, X, self.n_features)
+                return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
+            if hasattr(X, "map_blocks") and mask is None and out is None:
+                return erase_rows.erase_lazily(self, X, self.n_features)
         rows, selected, result = erase_rows.rows_mask_and_out(
             X, len(self._mean), self._names, mask, out
         )

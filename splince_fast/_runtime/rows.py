@@ -387,13 +387,15 @@ def feature_names(X: object, width: int) -> tuple[str, ...] | None:
 
     The features of a column of vectors, and columns numbered 0, 1, ..., have no names.
     """
-    names = column_names(X)
-    if names is None or len(names) != width:
+    columns = column_names(X)
+    return None if columns is None or len(columns) != width else _name_texts(columns)
+
+
+def _name_texts(columns: list[Any]) -> tuple[str, ...] | None:
+    if all(type(name) is int and name == j for j, name in enumerate(columns)):
         return None
-    if all(type(name) is int and name == j for j, name in enumerate(names)):
-        return None
-    texts = tuple(map(str, names))
-    return texts if len(set(texts)) == len(set(names)) else tuple(map(repr, names))  # 1 and "1"
+    texts = tuple(map(str, columns))
+    return texts if len(set(texts)) == len(set(columns)) else tuple(map(repr, columns))  # 1 and "1"
 
 
 def check_feature_names(
@@ -429,8 +431,11 @@ def checked_names(
 
     Columns numbered 0, 1, ... are compared only with the same numbers in another order.
     """
-    names, columns = feature_names(X, width), column_names(X)
-    if not first and columns is not None and len(columns) == width:
+    columns = column_names(X)
+    if columns is None or len(columns) != width:
+        return None
+    names = _name_texts(columns)
+    if not first:
         numbers = tuple(map(str, range(width)))
         current, earlier = names or numbers, expected or numbers
         if (names and expected) or set(current) == set(earlier):

@@ -203,38 +203,31 @@ def _encode(
     rows = column.codes if isinstance(column, ClassCodes) else column.values
     if len(rows) != n_rows:
         refuse_length(rows, n_rows, name, of)
-    if isinstance(column, Numbers):
-        return _encode_numbers(column, name, kind, by_kinds)
-    if kind not in (None, kind_of(column)):
-        example = column.classes[:1] if isinstance(column, ClassCodes) else rows[:1].tolist()
-        refuse(name, f"cannot be {kind}: it holds {kind_of(column)} such as {listed(example)}")
-    if kind is None and isinstance(column, ClassCodes) and column is not values:
-        _warn_of_texts(column.classes, n_rows, name, by_kinds)
-    return column
-
-
-def _encode_numbers(column: Numbers, name: str, kind: str | None, by_kinds: bool) -> Encoded:
-    """Encode numbers or booleans, of dtype object for integers beyond 64 bits."""
-    if column.values.shape[1:] == (1,):
+    if not isinstance(column, Numbers):
+        if kind not in (None, kind_of(column)):
+            example = column.classes[:1] if isinstance(column, ClassCodes) else rows[:1].tolist()
+            refuse(name, f"cannot be {kind}: it holds {kind_of(column)} such as {listed(example)}")
+        if kind is None and isinstance(column, ClassCodes) and column is not values:
+            _warn_of_texts(column.classes, n_rows, name, by_kinds)
+        return column
+    if rows.ndim == 2:
+        if rows.shape[1] > 1:
+            if kind == "classes":
+                refuse(name, "has several columns, so it cannot be classes; " + SPLIT_ADVICE)
+            check_indicators(column, name, kind)
+            return _columns(column, name)
         missing = None if column.missing is None else column.missing[:, 0]
-        column = column._replace(values=column.values[:, 0], missing=missing)
-    dtype = column.values.dtype
-    if column.values.ndim == 2:
-        if kind == "classes":
-            refuse(name, "has several columns, so it cannot be classes; " + SPLIT_ADVICE)
-        check_indicators(column, name, kind)
-        return _columns(column, name)
-    if kind == "continuous" or (kind is None and dtype.kind == "f" and not column.unknown):
+        column = column._replace(values=rows[:, 0], missing=missing)
+    is_float = rows.dtype.kind == "f"
+    if kind == "continuous" or (kind is None and is_float and not column.unknown):
         if column.is_long:
             refuse(name, f"cannot be continuous: it holds classes such as {column.values[0]}")
         columns = _columns(column, name)
         if kind is None:
             _warn_of_whole_numbers(columns, name, by_kinds)
         return columns
-    values, missing = column.values, column.missing
-    if dtype.kind == "f":
-        values, missing = whole_numbers(column, name)
-    distinct, codes = _distinct(values, missing)
+    integers = whole_numbers(column, name) if is_float else (column.values, column.missing)
+    distinct, codes = _distinct(*integers)
     if kind is None and len(distinct) > MANY_CLASSES:
         warn(
             f"variable {name!r} has more than {MANY_CLASSES:,} integers, read as classes; for "
@@ -242,7 +235,7 @@ def _encode_numbers(column: Numbers, name: str, kind: str | None, by_kinds: bool
             f"{_choice(name, 'classes', by_kinds)} silences this warning",
             ManyClassesWarning,
         )
-    return ClassCodes(tuple(map(bool, distinct) if dtype.kind == "b" else distinct), codes)
+    return ClassCodes(tuple(map(bool, distinct) if rows.dtype.kind == "b" else distinct), codes)
 
 
 # --- warnings -----------------------------------------------------------------------------------
