@@ -42,40 +42,22 @@ class Numbers(NamedTuple):
 SPLIT_ADVICE = (
     "pass a mapping {name: column} (Moments(joint=((name, name),)) makes joint cells of these)"
 )
-_TIME = (
-    "holds dates, times or durations; pass a part (such as the year) as integer or string, or a "
-    "duration as float"
-)
-_BYTES = "holds bytes; decode them, for example with np.char.decode(values, 'utf-8')"
-_COMPLEX = "holds complex numbers; pass the real and the imaginary part as two columns"
-_DTYPE_ADVICE = {
-    "M": _TIME,
-    "m": _TIME,
-    "S": _BYTES,
-    "c": _COMPLEX,
-    "V": "has a structured or foreign dtype; pass {field: array[field]}, or cast it to float32",
-}
-_OBJECT_ADVICE = {
-    "time": _TIME,
-    "bytes": _BYTES,
-    "complex": _COMPLEX,
+_ADVICE = {
+    "time": (
+        "holds dates, times or durations; pass a part (such as the year) as integer or string, or "
+        "a duration as float"
+    ),
+    "bytes": "holds bytes; decode them, for example with np.char.decode(values, 'utf-8')",
+    "complex": "holds complex numbers; pass the real and the imaginary part as two columns",
     "other": "holds objects that are neither names nor numbers; use str, bool, int or float",
+    "void": "has a structured or foreign dtype; pass {field: array[field]}, or cast it to float32",
 }
+_FAMILY_OF_KIND = {"M": "time", "m": "time", "S": "bytes", "c": "complex", "V": "void"}
 
 
 def refuse(name: str, reason: str) -> NoReturn:
     """Raise LabelError with the name of the variable and the reason."""
     raise LabelError(f"variable {name!r} {reason}")
-
-
-def refuse_length(
-    data: NDArray[np.generic] | list[Any], n_rows: int, name: str, of: str
-) -> NoReturn:
-    """Raise InputError for a column whose length is not the number of rows of `of`."""
-    hint = "pass one label per row, None or NaN where it is unknown"
-    if isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == n_rows:
-        hint = f"its shape {data.shape} looks transposed: pass its .T"
-    raise InputError(f"variable {name!r} has {len(data)} labels but {of} has {n_rows} rows; {hint}")
 
 
 # -- containers ----------------------------------------------------------------------------------
@@ -271,7 +253,7 @@ def _read_array(array: NDArray[Any], name: str) -> Numbers | ClassCodes:
     if kind in "biuf":
         return Numbers(np.asarray(array), missing)
     if kind not in "OUT":
-        refuse(name, _DTYPE_ADVICE[kind])
+        refuse(name, _ADVICE[_FAMILY_OF_KIND[kind]])
     if missing is not None:
         array = array.astype(object)
         array[missing] = None
@@ -286,7 +268,7 @@ def _read_series(series: Any, name: str) -> Numbers | ClassCodes:
         return declared
     dtype = series.dtype
     if dtype.is_temporal():
-        refuse(name, _TIME)
+        refuse(name, _ADVICE["time"])
     is_128_bit = dtype in (nw.Int128, nw.UInt128)  # NumPy has no integers of 128 bits
     if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not is_128_bit):
         missing = series.is_null().to_numpy()
@@ -294,9 +276,6 @@ def _read_series(series: Any, name: str) -> Numbers | ClassCodes:
             return _read_array(series.to_numpy(), name)
         # NumPy integers and booleans have no missing value: replace nulls, and mark them in a mask.
         return Numbers(series.fill_null(False if dtype == nw.Boolean else 0).to_numpy(), missing)
-    if dtype in (nw.Categorical, nw.Enum) and series.implementation.is_pyarrow():
-        native = series.to_native()  # an Arrow dictionary is only an encoding, not declared classes
-        return _read_series(_narwhals(native.cast(native.type.value_type), name), name)
     return _read_list(series.to_list(), name)
 
 
@@ -326,17 +305,19 @@ def read_declared(values: Any, name: str) -> ClassCodes | None:
     # From the native column: polars hashes all categories at each access to the dtype.
     package = type(values).__module__.partition(".")[0]
     if package == "pandas":
-        array = getattr(values, "array", values)
-        if type(array).__name__ == "Categorical":
-            names = _category_names(array.categories, name)
-            return ClassCodes(names, np.array(array.codes, dtype=np.intp))
+        declared: Any = getattr(values, "array", values)
+        if type(declared).__name__ != "Categorical":
+            return None
+        codes = declared.codes
     elif package == "polars":
-        dtype: Any = getattr(values, "dtype", None)
-        if type(dtype).__name__ == "Enum":
-            codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
-            names = _category_names(dtype.categories, name)
-            return ClassCodes(names, np.array(codes.to_numpy(), dtype=np.intp))
-    return None
+        declared = getattr(values, "dtype", None)
+        if type(declared).__name__ != "Enum":
+            return None
+        codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1).to_numpy()
+    else:
+        return None
+    names = _category_names(declared.categories, name)
+    return ClassCodes(names, np.array(codes, dtype=np.intp))
 
 
 # Categories of at most 16 columns, and their names, which all blocks of a column share: libraries
@@ -439,7 +420,7 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Numbe
         for family, value in zip(families, values, strict=True)
     ]
     example = {f: v for f, v, out in zip(families, values, absent, strict=True) if not out}
-    for family, advice in _OBJECT_ADVICE.items():
+    for family, advice in _ADVICE.items():
         if family in example:
             refuse(name, f"{advice} (found {example[family]!r:.80})")
     if not example:

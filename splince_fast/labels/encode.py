@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import described_type, warn
 from splince_fast.exceptions import (
+    InputError,
     LabelError,
     ManyClassesWarning,
     MissingLabelWarning,
@@ -23,7 +24,6 @@ from splince_fast.labels.containers import (
     read_column,
     refuse,
     refuse_infinite,
-    refuse_length,
     variables_of,
     whole_numbers,
 )
@@ -202,7 +202,12 @@ def _encode(
         column = read_column(values, name, kind)
     rows = column.codes if isinstance(column, ClassCodes) else column.values
     if len(rows) != n_rows:
-        refuse_length(rows, n_rows, name, of)
+        hint = "pass one label per row, None or NaN where it is unknown"
+        if rows.shape[1:] == (n_rows,):
+            hint = f"its shape {rows.shape} looks transposed: pass its .T"
+        raise InputError(
+            f"variable {name!r} has {len(rows)} labels but {of} has {n_rows} rows; {hint}"
+        )
     if not isinstance(column, Numbers):
         if kind not in (None, kind_of(column)):
             example = column.classes[:1] if isinstance(column, ClassCodes) else rows[:1].tolist()
