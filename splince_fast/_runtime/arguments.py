@@ -126,6 +126,6 @@ def lazy_names(
 
     def names() -> list[str]:
         namespace = vars(sys.modules[package])
-        return sorted({*namespace, *namespace["__all__"]})
+        return sorted({*(n for n in namespace if n.startswith("__")), *namespace["__all__"]})
 
     return get, names

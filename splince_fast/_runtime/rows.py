@@ -73,10 +73,12 @@ def _foreign(X: Any, name: str) -> NDArray[Any]:
         X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists becomes an array per row
     try:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
+        hint = "Rows of unequal length are a common cause; pass a 2-D array of numbers"
+        if not isinstance(error, ValueError):
+            hint = "Convert it to a NumPy array first"
         raise InputError(
-            f"{name} cannot be read as an array: {cause_text(error)}. Rows of unequal length are a "
-            "common cause; pass a 2-D array of numbers"
+            f"{name} cannot be read as an array: {cause_text(error)}. {hint}"
         ) from error
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import described_type
-from splince_fast._runtime.rows import is_tensor, torch_to_numpy
+from splince_fast._runtime.rows import is_tensor, to_array
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.labels.encoded import ClassCodes
 from splince_fast.labels.names import ClassName, listed
@@ -90,8 +90,8 @@ def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
 
 
 def opened(values: Any, name: str) -> Any:
-    """Return a column as an array, a list, or a series or frame of narwhals."""
-    if isinstance(values, np.ndarray):
+    """Return a column as an array, a list, or a series or frame of narwhals; codes unchanged."""
+    if isinstance(values, np.ndarray | ClassCodes):
         return values
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
         return with_missing(list(values)) if is_class_label(values) else list(values)
@@ -115,14 +115,9 @@ def opened(values: Any, name: str) -> Any:
 def _as_array(values: Any, name: str) -> NDArray[Any]:
     """Convert a tensor or another object with ``__array__``."""
     try:
-        return torch_to_numpy(values) if is_tensor(values) else np.asarray(values)
+        return to_array(values, "it")
     except InputError as error:
         raise LabelError(f"variable {name!r}: {error}") from error
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise LabelError(
-            f"variable {name!r}: {described_type(values)} did not give a NumPy array ({error}); "
-            "convert it first"
-        ) from error
 
 
 def _narwhals(values: object, name: str) -> Any:
@@ -186,7 +181,7 @@ def map_labels(labels: Any, function: Callable[[Any, str], Any]) -> Any:
 
 def take_entries(column: Any, index: NDArray[np.intp], name: str = "labels") -> Any:
     """Return entries of a column, or rows of a frame, by position."""
-    column = column if isinstance(column, ClassCodes) else opened(column, name)
+    column = opened(column, name)
     return [column[i] for i in index.tolist()] if isinstance(column, list) else column[index]
 
 
@@ -196,7 +191,7 @@ def take_positions(
     """Return the labels at flat `positions` of X, whose shape without features is `leading`."""
     # A column has one label per position, or one per sequence (entry of the first axis).
     n, n_sequences = int(np.prod(leading)), leading[0]
-    column = column if isinstance(column, ClassCodes) else opened(column, name)
+    column = opened(column, name)
     if isinstance(column, list) and column and isinstance(column[0], list | tuple | np.ndarray):
         column = _stacked(column)
     shape = tuple(column.shape) if hasattr(column, "shape") else (len(column),)
@@ -234,11 +229,9 @@ def read_column(values: Any, name: str, kind: str | None) -> Numbers | ClassCode
         return _read_array(column, name)
     if isinstance(column, list):
         return _read_list(column, name)
-    return (
-        _read_frame(column, name, kind)
-        if hasattr(column, "columns")
-        else _read_series(column, name)
-    )
+    if hasattr(column, "columns"):
+        return _read_frame(column, name, kind)
+    return _read_series(column, name)
 
 
 def _read_array(array: NDArray[Any], name: str) -> Numbers | ClassCodes:

@@ -74,7 +74,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_labels_in_another_order_of_the_index_are_refused(call: str) -> None:
-    with pytest.raises(sf.LabelError, match=r"another order.*\.loc\[X\.index\]"):
+    with pytest.raises(sf.exceptions.LabelError, match=r"another order.*\.loc\[X\.index\]"):
         CALLS[call](SHUFFLED)
     CALLS[call](SHUFFLED.loc[X.index])  # the remedy
 
@@ -98,12 +98,12 @@ def test_labels_of_another_index_or_of_none_belong_to_rows_by_position(
     ],
 )
 def test_columns_in_another_order_of_the_index_are_refused(call: Any, of: str) -> None:
-    with pytest.raises(sf.LabelError, match=rf"another order.*\.loc\[{of}\.index\]"):
+    with pytest.raises(sf.exceptions.LabelError, match=rf"another order.*\.loc\[{of}\.index\]"):
         call(SHUFFLED)
     call(SHUFFLED.to_numpy())
 
 
 def test_numbers_of_rows_are_no_index() -> None:
     assert sf.Moments().update(NUMBERS, {"z": NUMBERED}).n_rows == 100
-    with pytest.raises(sf.LabelError, match="another order"):  # the index of X, permuted
+    with pytest.raises(sf.exceptions.LabelError, match="another order"):  # the index of X, permuted
         sf.Moments().update(NUMBERS.sort_index(), {"z": NUMBERED.loc[NUMBERS.index]})

@@ -49,7 +49,7 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_kernel_results_are_exact_to_rounding(width: int, rank: int, by_kernel: list[bool]) -> None:
     p = projection(width, rank)
     model = identity()
-    with contextlib.nullcontext() if rank else pytest.warns(sf.NothingErasedWarning):
+    with contextlib.nullcontext() if rank else pytest.warns(sf.exceptions.NothingErasedWarning):
         snn.install(model, {"0": p})
     for shape in ((width,), (1, 1, width), (3, width), (2, 5, width)):
         x = torch.randn(*shape) * 3 + 1

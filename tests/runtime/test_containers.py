@@ -235,7 +235,7 @@ def test_chunks_of_dask_arrays_of_zarr_are_rows(tmp_path: Path) -> None:
     read = sf.Moments.from_blocks(sf.sources.from_dask(rows, LABELS))
     assert bits(read) == bits(streamed(X, weight=None))
     assert bits(PROJECTION(rows).compute()) == bits(PROJECTION(X))
-    with pytest.raises(sf.InputError, match="X is a lazy Array"):
+    with pytest.raises(sf.exceptions.InputError, match="X is a lazy Array"):
         sf.Moments().update(rows, LABELS)
 
 
@@ -283,5 +283,5 @@ def test_a_sparse_index_out_of_bounds_is_an_error(index: int) -> None:
     matrix = scipy.sparse.csr_array((np.ones(2), [0, 2], [0, 1, 2]), (2, 3))
     assert len(SparseRows.of(matrix)) == 2  # control
     matrix.indices[1] = index
-    with pytest.raises(sf.InputError, match="damaged"):
+    with pytest.raises(sf.exceptions.InputError, match="damaged"):
         SparseRows.of(matrix)
