@@ -85,8 +85,8 @@ def _as_stack(X: Any, width: int, names: tuple[str, ...] | None) -> NDArray[Any]
     """Convert X to a numeric array of shape (..., d); errors are those of :func:`as_rows`."""
     if is_sparse(X):
         raise InputError(
-            "X is sparse, and erased rows are dense; pass blocks X[i:j].toarray(), or use "
-            "eraser.fold_into(weight, bias): the returned linear layer takes sparse rows"
+            "X is sparse, and erased rows are dense; pass X[i:j].toarray(), or use eraser.fold_into("
+            "weight, bias) before a linear layer, or X @ eraser.right, the erased coordinates"
         )
     rows = as_numbers(X)
     if rows.ndim < 3:
@@ -134,11 +134,8 @@ def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic
         )
     if out is rows or not np.may_share_memory(out, rows):
         return
-    same = (
-        out.__array_interface__["data"] == rows.__array_interface__["data"]
-        and out.strides == rows.strides
-    )
-    if not same and np.shares_memory(out, rows):
+    same_start = out.__array_interface__["data"] == rows.__array_interface__["data"]
+    if not (same_start and out.strides == rows.strides) and np.shares_memory(out, rows):
         raise InputError("out overlaps X without being the same array; pass X itself or new memory")
 
 

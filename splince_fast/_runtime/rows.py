@@ -132,8 +132,10 @@ def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
     if array.dtype.kind in "fiub" or array.dtype.name == "bfloat16":
         return array
     if array.dtype != object:
-        advice = "Complex data not supported; " if array.dtype.kind == "c" else ""  # scikit-learn's
-        raise InputError(f"{name} has dtype {array.dtype}. {advice}real numbers are needed")
+        advice = "real numbers are needed"
+        if array.dtype.kind == "c":  # the first sentence is that of scikit-learn
+            advice = "Complex data not supported. Pass real and imaginary parts as columns"
+        raise InputError(f"{name} has dtype {array.dtype}; {advice}")
     if _has_text(array.flat):
         location = ""
         if array.ndim == 2:
