@@ -85,8 +85,9 @@ def _as_stack(X: Any, width: int, names: tuple[str, ...] | None) -> NDArray[Any]
     """Convert X to a numeric array of shape (..., d); errors are those of :func:`as_rows`."""
     if is_sparse(X):
         raise InputError(
-            "X is sparse, and erased rows are dense; pass X[i:j].toarray(), or use eraser.fold_into("
-            "weight, bias) before a linear layer, or X @ eraser.right, the erased coordinates"
+            "X is sparse, and erased rows are dense; pass X[i:j].toarray(), or use "
+            "eraser.fold_into(weight, bias) before a linear layer, or X @ eraser.right, the erased "
+            "coordinates"
         )
     rows = as_numbers(X)
     if rows.ndim < 3:
