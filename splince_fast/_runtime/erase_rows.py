@@ -178,8 +178,9 @@ def erase(
     )
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
     bar_context = nullcontext() if hidden else Progress(X.size // X.shape[-1], show=progress)
-    is_float = X.dtype.kind == "f" and X.dtype.itemsize <= 8
-    work = X.dtype.newbyteorder("=") if is_float else working_dtype(X.dtype)
+    work = X.dtype if X.dtype.isnative else X.dtype.newbyteorder("=")
+    if work.kind != "f" or work.itemsize > 8:
+        work = working_dtype(work)
     step = max(1, _CHUNK_BYTES // (X.shape[-1] * work.itemsize))
     with bar_context as bar:
         matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask, 0)

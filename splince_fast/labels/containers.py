@@ -224,6 +224,9 @@ def _stacked(column: list[Any]) -> NDArray[Any]:
 
 def read_column(values: Any, name: str, kind: str | None) -> Numbers | ClassCodes:
     """Read a variable from any container; raise LabelError unless its values are of one kind."""
+    declared = read_declared(values, name)
+    if declared is not None:
+        return declared
     column = opened(values, name)
     if isinstance(column, np.ndarray):
         return _read_array(column, name)

@@ -311,6 +311,8 @@ def _distinct(
     # Unsigned integers beyond int64 wrap around, as the smallest one does: offsets are exact.
     offsets = np.subtract(values.astype(np.int64), smallest.astype(np.int64), dtype=np.int64)
     offsets = offsets.astype(np.intp, copy=False)
+    if size <= 2:
+        return list(range(low, low + size)), offsets
     occurs = np.zeros(size, dtype=np.bool_)
     occurs[offsets] = True
     distinct = [low + offset for offset in np.flatnonzero(occurs).tolist()]
