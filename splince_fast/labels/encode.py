@@ -235,8 +235,8 @@ def _encode(
     distinct, codes = _distinct(*integers)
     if kind is None and len(distinct) > MANY_CLASSES:
         warn(
-            f"variable {name!r} has more than {MANY_CLASSES:,} integers, read as classes; for "
-            f"quantities pass {_choice(name, 'continuous', by_kinds)}; "
+            f"variable {name!r} holds integers, read as classes, and more than {MANY_CLASSES:,} "
+            f"values; for quantities pass {_choice(name, 'continuous', by_kinds)}; "
             f"{_choice(name, 'classes', by_kinds)} silences this warning",
             ManyClassesWarning,
         )
