@@ -115,9 +115,9 @@ def refuse_lazy(X: object, name: str) -> None:
     is_dask = graph is not None and graph() is not None
     if is_dask or (hasattr(X, "collect") and not hasattr(X, "to_numpy")):
         raise InputError(
-            f"{name} is a lazy {type(X).__name__}; pass a dask array to sources.from_dask and "
-            f"Moments.from_blocks, or {'compute' if is_dask else 'collect'}() it if it fits in "
-            "memory"
+            f"{name} is a lazy {type(X).__name__}; accumulate a dask array by "
+            "Moments.from_blocks(sources.from_dask(X, labels)), or "
+            f"{'compute' if is_dask else 'collect'}() {name} if it fits in memory"
         )
 
 
