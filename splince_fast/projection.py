@@ -13,11 +13,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from splince_fast._runtime import erase_rows, files
 from splince_fast._runtime.erase_rows import Factors
 from splince_fast._runtime.rows import (
-    as_mask,
     as_reals,
     as_rows,
     check_feature_names,
-    checked_names,
     is_tensor,
 )
 from splince_fast._solve.options import is_number
@@ -276,13 +274,16 @@ class Projection:
         >>> eraser(tokens, mask=np.arange(4) < [[4], [2]])[1, :, 0]
         array([0., 0., 1., 1.])
         """
-        if is_tensor(X):
-            from splince_fast._runtime.torch_rows import erase_tensor
+        if type(X) is not np.ndarray:
+            if is_tensor(X):
+                from splince_fast._runtime.torch_rows import erase_tensor
 
-            return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
-        if hasattr(X, "map_blocks") and mask is None and out is None:
-            return erase_rows.erase_lazily(self, X, self.n_features)
-        rows, selected, result = rows_mask_and_out(X, len(self._mean), self._names, mask, out)
+                return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
+            if hasattr(X, "map_blocks") and mask is None and out is None:
+                return erase_rows.erase_lazily(self, X, self.n_features)
+        rows, selected, result = erase_rows.rows_mask_and_out(
+            X, len(self._mean), self._names, mask, out
+        )
         erase_rows.erase(self._factors, rows, result, selected, progress, out is None)
         return result
 
@@ -499,27 +500,6 @@ class Projection:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._set(*state)
-
-
-def rows_mask_and_out(
-    X: Any, width: int, names: tuple[str, ...] | None, mask: Any, out: Any
-) -> tuple[NDArray[Any], NDArray[np.bool_] | None, NDArray[Any]]:
-    """Return valid rows of shape (..., d), their mask, and `out` or a new array for the result.
-
-    Raises
-    ------
-    InputError
-        X has the wrong width or columns, or `mask` or `out` does not match X.
-    """
-    rows = erase_rows.as_stack(X, width)
-    if type(X) is not np.ndarray and hasattr(X, "columns"):
-        checked_names(X, width, names)
-    dtype = erase_rows.result_dtype(rows.dtype)
-    selected = None if mask is None else as_mask(mask, rows.shape[:-1])
-    if out is None:
-        return rows, selected, np.empty(rows.shape, dtype)
-    erase_rows.check_out(out, rows, dtype)
-    return rows, selected, out
 
 
 def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]:

@@ -16,9 +16,11 @@ from splince_fast._runtime import threads
 from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.rows import (
     SPELLED,
+    as_mask,
     as_numbers,
     as_rows,
     check_columns,
+    checked_names,
     is_sparse,
     to_array,
     working_dtype,
@@ -26,6 +28,7 @@ from splince_fast._runtime.rows import (
 from splince_fast.exceptions import InputError
 
 Float = NDArray[np.float64]
+Mask = NDArray[np.bool_] | None
 
 # Minimum number of elements per thread: one thread erases smaller arrays faster.
 _GRAIN = 1 << 17
@@ -40,9 +43,7 @@ _LONG_BYTES = 1 << 30
 # Size of the pieces in which rows are converted to another dtype; a piece fits in the cache of a
 # core.
 _PIECE_BYTES = 1 << 18
-
-# Rows, memory for the result, mask, and index of the first of these rows in X.
-_Matrices = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None, int]
+_FITTED = "the rows of the fit"  # source of the width in error messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,25 +61,42 @@ class Factors:
         return row_kernels.PackedFactors(self.left, self.right, self.mean, self.shift)
 
 
-_FITTED = "the rows of the fit"  # source of the width in error messages
+# -- arguments of an eraser ------------------------------------------------------------------------
 
 
-def as_stack(X: Any, width: int) -> NDArray[Any]:
+def rows_mask_and_out(
+    X: Any, width: int, names: tuple[str, ...] | None, mask: Any, out: Any
+) -> tuple[NDArray[Any], Mask, NDArray[Any]]:
+    """Return valid rows of shape (..., d), their mask, and `out` or a new array for the result."""
+    is_plain = type(X) is np.ndarray and X.dtype.kind == "f" and X.dtype.byteorder != SPELLED
+    if is_plain and X.ndim > 1 and X.shape[-1] == width:
+        rows, dtype = X, X.dtype
+    else:
+        rows = _as_stack(X, width, names)
+        dtype = result_dtype(rows.dtype)
+    selected = None if mask is None else as_mask(mask, rows.shape[:-1])
+    if out is None:
+        return rows, selected, np.empty(rows.shape, dtype)
+    check_out(out, rows, dtype)
+    return rows, selected, out
+
+
+def _as_stack(X: Any, width: int, names: tuple[str, ...] | None) -> NDArray[Any]:
     """Convert X to a numeric array of shape (..., d); errors are those of :func:`as_rows`."""
-    if type(X) in (np.ndarray, np.memmap) and X.ndim > 1 and X.shape[-1] == width:
-        if X.dtype.kind in "fiub" and X.dtype.byteorder != SPELLED:
-            return X  # type: ignore[no-any-return]
-    elif is_sparse(X):
+    if is_sparse(X):
         raise InputError(
-            "X is a sparse matrix, and erased rows are dense. Before a linear layer use "
-            "eraser.fold_into(weight, bias), whose layer takes the sparse rows; erase dense blocks "
-            "by eraser(X[i:j].toarray()); X @ eraser.right, (n, r), are the erased coordinates"
+            "X is sparse, and erased rows are dense; pass X[i:j].toarray(), or use "
+            "eraser.fold_into(weight, bias) before a linear layer, or X @ eraser.right, the erased "
+            "coordinates"
         )
-    array = as_numbers(X)
-    if array.ndim < 3:
-        return as_rows(array, width=width, earlier=_FITTED)
-    check_columns(array.shape[-2:], width, "X", _FITTED)
-    return array
+    rows = as_numbers(X)
+    if rows.ndim < 3:
+        rows = as_rows(rows, width=width, earlier=_FITTED)
+    else:
+        check_columns(rows.shape[-2:], width, "X", _FITTED)
+    if hasattr(X, "columns"):
+        checked_names(X, width, names)
+    return rows
 
 
 def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
@@ -117,11 +135,8 @@ def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic
         )
     if out is rows or not np.may_share_memory(out, rows):
         return
-    same = (
-        out.__array_interface__["data"] == rows.__array_interface__["data"]
-        and out.strides == rows.strides
-    )
-    if not same and np.shares_memory(out, rows):
+    same_start = out.__array_interface__["data"] == rows.__array_interface__["data"]
+    if not (same_start and out.strides == rows.strides) and np.shares_memory(out, rows):
         raise InputError("out overlaps X without being the same array; pass X itself or new memory")
 
 
@@ -140,11 +155,14 @@ def self_overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
     return False
 
 
+# -- application -----------------------------------------------------------------------------------
+
+
 def erase(
     factors: Factors,
     X: NDArray[np.generic],
     out: NDArray[np.generic],
-    mask: NDArray[np.bool_] | None = None,
+    mask: Mask = None,
     progress: bool | None = False,
     uninitialised: bool = False,
 ) -> None:
@@ -153,70 +171,68 @@ def erase(
     # finite result is out of range of float16.
     if out.dtype.byteorder == SPELLED:
         out = to_array(out, "out")
-    streamed = out.nbytes >= _STREAMED_BYTES and not uninitialised
-    streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
+    streamed = (
+        not uninitialised
+        and out.nbytes >= _STREAMED_BYTES
+        and out.shape[-1] * out.itemsize >= _STREAMED_ROW
+    )
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
     bar_context = nullcontext() if hidden else Progress(X.size // X.shape[-1], show=progress)
-    matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask, 0)
-    is_half = X.dtype.kind == "f" and X.dtype.itemsize == 2
-    work = np.dtype(np.float16) if is_half else working_dtype(X.dtype)
+    work = X.dtype if X.dtype.isnative else X.dtype.newbyteorder("=")
+    if work.kind != "f" or work.itemsize > 8:
+        work = working_dtype(work)
     step = max(1, _CHUNK_BYTES // (X.shape[-1] * work.itemsize))
     with bar_context as bar:
+        matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask, 0)
         for rows, target, selected, first in matrices:
             for start in range(0, len(rows), step):
                 chunk = slice(start, start + step)
                 part = None if selected is None else selected[chunk]
-                _erase_chunk(
-                    factors, streamed, work, rows[chunk], target[chunk], part, first + start
-                )
+                row = _erase_chunk(factors.packed, streamed, work, rows[chunk], target[chunk], part)
+                if row >= 0:
+                    raise InputError(
+                        f"row {first + start + row} of the result leaves the range of float16 "
+                        "(65504); pass X as float32. Some rows are written already"
+                    )
                 if bar is not None:
                     bar.advance(len(rows[chunk]), rows[chunk].nbytes)
 
 
 def _matrices(
-    X: NDArray[np.generic], out: NDArray[np.generic], mask: NDArray[np.bool_] | None, first: int
-) -> Iterator[_Matrices]:
+    X: NDArray[Any], out: NDArray[Any], mask: Mask, first: int
+) -> Iterator[tuple[NDArray[Any], NDArray[Any], Mask, int]]:
     """Yield 2-D views of X and `out`, each with its mask and the index of its first row in X."""
-    # There is one view if the leading axes can be merged without a copy. Otherwise the function
-    # iterates over axis 0.
     if X.ndim > 2:
-        pair = [array.reshape(-1, array.shape[-1]) for array in (X, out)]
-        views = all(np.may_share_memory(a, b) for a, b in zip(pair, (X, out), strict=True))
-        if not (views or X.size == 0):
-            n_rows = X.size // (len(X) * X.shape[-1])
-            for i in range(len(X)):
+        flat = [array.reshape(-1, array.shape[-1]) for array in (X, out)]
+        if X.size and not all(map(np.may_share_memory, flat, (X, out))):  # these are copies
+            for i, (rows, target) in enumerate(zip(X, out, strict=True)):
                 inner = None if mask is None else mask[i]
-                yield from _matrices(X[i], out[i], inner, first + i * n_rows)
+                yield from _matrices(rows, target, inner, first + i * (rows.size // X.shape[-1]))
             return
-        X, out = pair
+        X, out = flat
         mask = None if mask is None else mask.reshape(-1)
     yield X, out, mask, first
 
 
 def _erase_chunk(
-    factors: Factors,
+    packed: row_kernels.PackedFactors,
     streamed: bool,
     work: np.dtype[np.generic],
-    rows: NDArray[np.generic],
-    out: NDArray[np.generic],
-    mask: NDArray[np.bool_] | None,
-    first_row: int,
-) -> None:
-    """Erase one chunk, which starts at row `first_row` of X, on several threads in dtype `work`."""
+    rows: NDArray[Any],
+    out: NDArray[Any],
+    mask: Mask,
+) -> int:
+    """Erase rows on several threads in dtype `work`; return a row that overflows, or -1."""
     n, d = rows.shape
-    packed = factors.packed
     step = max(1, _PIECE_BYTES // (d * work.itemsize))
     rows_are_direct, out_is_direct = (
         mask is None and array.dtype == work and array.flags.aligned for array in (rows, out)
     )
-    direct = rows_are_direct and out_is_direct
 
     def erase_range(start: int, stop: int) -> int:
-        """Erase rows without a copy; return the first row that overflows float16, or -1."""
-        return row_kernels.apply_rows(packed, rows, out, start, stop, streamed)
-
-    def erase_pieces(start: int, stop: int) -> int:
-        """Erase converted copies of rows, in pieces; return the same value as `erase_range`."""
+        """Erase rows, in converted pieces if need be; return the first that overflows, or -1."""
+        if rows_are_direct and out_is_direct:
+            return row_kernels.apply_rows(packed, rows, out, start, stop, streamed)
         for first in range(start, stop, step):
             last = min(first + step, stop)
             source, target = rows[first:last], out[first:last]
@@ -232,10 +248,5 @@ def _erase_chunk(
                 return first + (row if mask is None else int(selected[row]))
         return -1
 
-    grain = max(1, _GRAIN // d)
-    for row in threads.split(erase_range if direct else erase_pieces, n, grain=grain):
-        if row >= 0:
-            raise InputError(
-                f"row {first_row + row} of the result leaves the range of float16 (65504); pass X "
-                "as float32. Some rows are written already"
-            )
+    overflows = threads.split(erase_range, n, grain=max(1, _GRAIN // d))
+    return next((row for row in overflows if row >= 0), -1)

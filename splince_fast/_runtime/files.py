@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -28,9 +28,10 @@ Layout = Mapping[str, tuple[DTypeLike, tuple[int | str, ...]] | tuple[DTypeLike,
 
 _LIBRARY = "splince_fast"
 # For each kind of file, the function that loads it, for error messages.
-_LOADERS = {
-    "projection": "Projection.load", "conditional": "load_eraser", "moments": "Moments.load"
-}  # fmt: skip
+_LOADERS = dict(projection="Projection.load", conditional="load_eraser", moments="Moments.load")
+_WRITERS = "pass a file that Projection.save or Moments.save has written"
+_DAMAGED = "it is truncated or damaged; write it again"
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def write(
@@ -42,6 +43,7 @@ def write(
 ) -> None:
     """Write tensors and metadata to `path`; an existing file is replaced atomically."""
     # Symbolic links are followed, and an existing file keeps its permissions.
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     target = writable_path(path)
@@ -58,12 +60,21 @@ def write(
     with replacing(target) as partial:
         try:
             save_file(arrays, partial, header)
-        except Exception as error:
-            if type(error).__name__ == "SafetensorError":
-                raise OSError(f"could not write {target}: {error}") from error
-            raise
-        with open(partial, "rb+") as file:
-            _sort_metadata(file)
+        except SafetensorError as error:
+            raise OSError(f"could not write {target}: {error}") from error
+        _sort_metadata(partial)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata in the header of a file, so that equal contents give equal bytes."""
+    with open(path, "rb+") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:  # false if safetensors writes a shorter format
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def eraser_path(path: str | os.PathLike[str]) -> Path:
@@ -144,17 +155,6 @@ def writable_path(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _sort_metadata(file: IO[bytes]) -> None:
-    """Sort the metadata in the header of a file, so that equal contents give equal bytes."""
-    length = int.from_bytes(file.read(8), "little")
-    header = json.loads(file.read(length))
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    if len(text) <= length:  # false if safetensors writes a shorter format
-        file.seek(8)
-        file.write(text.ljust(length))
-
-
 def _digest(tensors: Mapping[str, NDArray[np.generic]], text: str) -> str:
     """Return the SHA-256 of the metadata and of the tensors' names, dtypes, shapes and bytes."""
     digest = hashlib.sha256(text.encode(errors="surrogatepass"))
@@ -167,63 +167,60 @@ def _digest(tensors: Mapping[str, NDArray[np.generic]], text: str) -> str:
 
 def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record:
     """Return the tensors and the metadata of a file of kind `kind`."""
-    from safetensors import SafetensorError, safe_open
-
     target = as_path(path)
     if not target.exists():
         raise FileNotFoundError(f"there is no file {target}")
     if not os.access(target, os.R_OK):
-        raise PermissionError(
-            f"this user may not read {target}; ask the owner of the file for permission"
-        )
+        raise PermissionError(f"this user may not read {target}; ask its owner for permission")
+
+    def refuse(reason: object, cause: Exception | None = None) -> NoReturn:
+        raise FileFormatError(f"{target} {reason}") from cause
+
     if target.is_dir():
-        raise FileFormatError(f"{target} is a folder; pass the path of a file")
+        refuse("is a folder; pass the path of a file")
     try:
-        with safe_open(target, framework="numpy") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        header, tensors = _load(target)
+    except _UNREADABLE as error:
         with open(target, "rb") as file:
             start = file.read(9)
         if len(start) == 9 and start[8:] != b"{":  # the JSON header follows its length, 8 bytes
-            raise FileFormatError(
-                f"{target} is not a safetensors file; pass a file that Projection.save or "
-                "Moments.save has written"
-            ) from error
-        raise FileFormatError(
-            f"{target} cannot be read: {cause_text(error)}. It is truncated or damaged; write it "
-            "again"
-        ) from error
+            refuse(f"is not a safetensors file; {_WRITERS}", error)
+        refuse(f"cannot be read: {cause_text(error)}; {_DAMAGED}", error)
     if header.get("library") != _LIBRARY:
-        raise FileFormatError(
-            f"{target} was not written by {_LIBRARY}: its header does not say so; pass a file that "
-            "Projection.save or Moments.save has written"
-        )
-    if header.get("kind") != kind:
-        raise FileFormatError(
-            f"{target} holds {header.get('kind')!r}, and {kind!r} was expected; load it with "
-            f"{_LOADERS.get(str(header.get('kind')), 'the class that saved it')}"
-        )
+        refuse(f"was not written by {_LIBRARY}: its header does not say so; {_WRITERS}")
+    found = header.get("kind")
+    if found != kind:
+        loader = _LOADERS.get(str(found), "the class that saved it")
+        refuse(f"holds {found!r}, and {kind!r} was expected; load it with {loader}")
     version = header.get("format_version", "")
-    if not (version.isascii() and version.isdecimal()) or version.startswith("0"):
-        raise FileFormatError(f"{target} has no valid format version ({version[:20]!r})")
+    if not re.fullmatch("[1-9][0-9]*", version):
+        refuse(f"has no valid format version ({version[:20]!r})")
     if len(version) > len(str(format_version)) or int(version) > format_version:
-        raise FileFormatError(
-            f"{target} has format {version[:20]}, and this version of {_LIBRARY} "
-            f"({library_version()}) reads up to {format_version}: upgrade {_LIBRARY} (the file was "
-            f"written by {header.get('library_version')})"
+        refuse(
+            f"has format {version[:20]}, and this {_LIBRARY} ({library_version()}) reads up to "
+            f"{format_version}: upgrade to that which wrote it ({header.get('library_version')})"
         )
     if header.get("sha256") != _digest(tensors, header.get("metadata", "")):
-        raise FileFormatError(
-            f"{target} is damaged: its contents do not match its checksum; write it again"
-        )
+        refuse(f"does not match its checksum; {_DAMAGED}")
     try:
         metadata = json.loads(header["metadata"], parse_float=_finite, parse_constant=_finite)
     except (KeyError, ValueError, RecursionError) as error:
-        raise FileFormatError(f"{target} has no valid metadata: {error}") from error
+        refuse(f"has no valid metadata: {error}", error)
     if not isinstance(metadata, dict):
-        raise FileFormatError(f"{target} has metadata that are not a JSON object")
+        refuse("has metadata that are not a JSON object")
     return tensors, metadata
+
+
+def _load(path: Path, *, only_header: bool = False) -> tuple[dict[str, str], Tensors]:
+    """Return the header and the tensors of a safetensors file; `_UNREADABLE` if it is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = [] if only_header else file.keys()
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
 @contextmanager
@@ -240,12 +237,9 @@ def consistent(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
     """Return the kind of a file of this library; None for another file or a missing one."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(as_path(path), framework="numpy") as file:
-            return (file.metadata() or {}).get("kind")
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError):
+        return _load(as_path(path), only_header=True)[0].get("kind")
+    except _UNREADABLE:
         return None  # a later call of `read` raises the error
 
 

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,9 @@ BLOCK_ROWS = 4096
 BLOCK_BYTES = 64 << 20
 _MOST_ROWS = 1 << 31
 
+# Largest magnitude of sparse numbers: sums of squares of larger ones may overflow float64.
+_LARGEST = 1e149
+
 
 # -- any container to an array -------------------------------------------------------------------
 
@@ -50,37 +52,33 @@ def to_array(X: Any, name: str) -> NDArray[Any]:
 
 def _foreign(X: Any, name: str) -> NDArray[Any]:
     """Convert a tensor, frame or subclass of ndarray by its own methods, others by np.asarray."""
+    if isinstance(X, np.ndarray) and not isinstance(X, np.matrix | np.ma.MaskedArray):
+        return X
+    if is_tensor(X):
+        return torch_to_numpy(X)
+    refuse_lazy(X, name)
     if X is None:
         raise InputError(f"{name} is None; pass an array of real numbers")
     if isinstance(X, str | bytes | os.PathLike):
         kind = "path" if isinstance(X, os.PathLike) else "string"
         raise InputError(f"{name} is a {kind}; load the file first, for example by np.load(path)")
-    if isinstance(X, np.ma.MaskedArray):
-        if np.ma.is_masked(X):
-            raise InputError(
-                f"{name} is a masked array with masked entries; fill them, or drop their rows: "
-                f"{name}.filled(value), or np.ma.compress_rows({name})"
-            )
-        return X.data
-    if isinstance(X, np.ndarray):
-        return np.asarray(X) if isinstance(X, np.matrix) else X
-    if is_tensor(X):
-        return torch_to_numpy(X)
+    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        raise InputError(f"{name} has masked entries; fill them by {name}.filled(value)")
     if is_sparse(X):
         raise InputError(
-            f"{name} is a sparse matrix, whose covariance is dense; accumulate it with "
-            "Moments(covariance_type='diag'), which keeps no d x d matrix, reduce it first, as "
-            f"sklearn.decomposition.TruncatedSVD does, or pass {name}[i:j].toarray() block by block"
+            f"{name} is sparse; pass Moments(covariance_type='diag'), reduced rows, as those of "
+            f"TruncatedSVD, or blocks {name}[i:j].toarray()"
         )
-    refuse_lazy(X, name)
     if hasattr(X, "type") and hasattr(X, "null_count") and hasattr(X, "to_pylist"):
         X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists becomes an array per row
     try:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
+        hint = "Rows of unequal length are a common cause; pass a 2-D array of numbers"
+        if not isinstance(error, ValueError):
+            hint = "Convert it to a NumPy array first"
         raise InputError(
-            f"{name} cannot be read as an array: {cause_text(error)}. Rows of unequal length are a "
-            "common cause; pass a 2-D array of numbers"
+            f"{name} cannot be read as an array: {cause_text(error)}. {hint}"
         ) from error
 
 
@@ -95,8 +93,8 @@ def torch_to_numpy(tensor: Any) -> NDArray[Any]:
         return tensor.numpy()  # type: ignore[no-any-return]
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise InputError(
-            f"the tensor gives no NumPy array ({error}); pass a dense one of a dtype that NumPy "
-            "has, such as tensor.to(torch.float32), and not on the meta device"
+            f"the tensor gives no NumPy array ({error}); pass a dense one with values, of a dtype "
+            "that NumPy has, such as tensor.to(torch.float32)"
         ) from error
 
 
@@ -114,15 +112,12 @@ def refuse_lazy(X: object, name: str) -> None:
     """Raise InputError for a dask array or another lazy container."""
     graph = getattr(X, "__dask_graph__", None)
     # __dask_graph__ returns None for an xarray object in memory.
-    verb = "compute" if graph is not None and graph() is not None else None
-    if verb is None and hasattr(X, "collect") and not hasattr(X, "to_numpy"):
-        verb = "collect"
-    if verb is not None:
+    is_dask = graph is not None and graph() is not None
+    if is_dask or (hasattr(X, "collect") and not hasattr(X, "to_numpy")):
         raise InputError(
-            f"{name} is a lazy {type(X).__name__}, which would be loaded into memory completely; "
-            f"accumulate a dask array by Moments.from_blocks(sources.from_dask(X, labels)), which "
-            f"from_moments turns into an estimator, pass others block by block to Moments.update, "
-            f"or {verb}() it first where it fits"
+            f"{name} is a lazy {type(X).__name__}; accumulate a dask array by "
+            "Moments.from_blocks(sources.from_dask(X, labels)), or "
+            f"{'compute' if is_dask else 'collect'}() {name} if it fits in memory"
         )
 
 
@@ -134,9 +129,26 @@ def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
     array = to_array(X, name)
     if holds_vectors(array):
         array = _stacked(array.reshape(-1), name)
-    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        array = _cast_rows(array, name, column_names(X))
-    return array
+    if array.dtype.kind in "fiub" or array.dtype.name == "bfloat16":
+        return array
+    if array.dtype != object:
+        advice = "real numbers are needed"
+        if array.dtype.kind == "c":  # the first sentence is that of scikit-learn
+            advice = "Complex data not supported. Pass real and imaginary parts as columns"
+        raise InputError(f"{name} has dtype {array.dtype}; {advice}")
+    if _has_text(array.flat):
+        location = ""
+        if array.ndim == 2:
+            text_columns = [j for j in range(array.shape[1]) if _has_text(array[:, j])]
+            location = f" in {listed_columns(text_columns, column_names(X))}"
+        raise InputError(
+            f"{name} holds text{location}; real numbers are needed. Drop columns of labels and "
+            f"ids, and convert texts of digits by {name}.astype(float)"
+        )
+    try:
+        return array.astype(np.float64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"{name} holds values that are not numbers: {error}") from error
 
 
 def holds_vectors(X: NDArray[np.generic]) -> bool:
@@ -160,30 +172,6 @@ def _stacked(column: NDArray[np.generic], name: str) -> NDArray[np.generic]:
         ) from error
 
 
-def _cast_rows(X: NDArray[np.generic], name: str, columns: list[Any] | None) -> NDArray[Any]:
-    """Convert an object array of numbers to float64; raise InputError for other dtypes."""
-    if X.dtype == object:
-        if _has_text(X.flat):
-            location = ""
-            if X.ndim == 2:
-                text_columns = [j for j in range(X.shape[1]) if _has_text(X[:, j])]
-                location = f" in {listed_columns(text_columns, columns)}"
-            raise InputError(
-                f"{name} holds text{location}; real numbers are needed. Drop columns of labels and "
-                f"ids, and convert texts of digits by {name}.astype(float)"
-            )
-        try:
-            return X.astype(np.float64)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InputError(f"{name} holds values that are not numbers: {error}") from error
-    if X.dtype.kind == "c":
-        raise InputError(  # scikit-learn's estimator checks require "Complex data not supported"
-            f"{name} is complex ({X.dtype}). Complex data not supported; pass real numbers, such "
-            "as real and imaginary parts stacked as columns"
-        )
-    raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
-
-
 def _has_text(values: Iterable[object]) -> bool:
     return any(isinstance(value, str | bytes) for value in values)
 
@@ -191,17 +179,16 @@ def _has_text(values: Iterable[object]) -> bool:
 def as_rows(
     X: object, *, width: int | None = None, name: str = "X", earlier: str = "earlier rows"
 ) -> NDArray[Any]:
-    """Convert X to a numeric array (n, d) without copying a numeric array.
+    """Convert X to a numeric array (n, d), with `width` columns, without copying a numeric array.
 
-    Raises InputError unless X holds real numbers in two dimensions and, with `width`, has so many
-    columns. `name` and `earlier` name X and the rows that determine `width` in messages.
+    `name` and `earlier` name X and the rows that determine `width` in the errors.
     """
     array = as_numbers(X, name)
     if array.ndim != 2:
-        hint = " for a single row pass it as X[None, :]" if array.ndim == 1 else ""
+        hint = "; for a single row pass it as X[None, :]" if array.ndim == 1 else ""
         raise InputError(
             f"{name} has {array.ndim} dimension(s) and shape {array.shape}; it must be 2-D, one "
-            f"row per sample and one column per feature;{hint}".rstrip(";")
+            f"row per sample and one column per feature{hint}"
         )
     if array.shape[1] != width:
         check_columns(array.shape, width, name, earlier)
@@ -209,14 +196,8 @@ def as_rows(
 
 
 def as_reals(values: object, name: str) -> NDArray[np.float64]:
-    """Convert an argument to an array of float64; raise InputError unless it holds real numbers."""
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind not in "fiubO":
-            raise TypeError(f"dtype {array.dtype}")
-        return array.astype(np.float64)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{name} cannot be read as an array of real numbers: {error}") from error
+    """Return a copy of an argument as an array of float64."""
+    return as_numbers(values, name).astype(np.float64)
 
 
 def check_columns(
@@ -236,7 +217,7 @@ def check_columns(
 class Rows:
     """A block of rows with its working dtype."""
 
-    array: NDArray[Any]  # (n, d) real numbers of any dtype and layout
+    array: Any  # (n, d) real numbers of any dtype and layout; a CSR matrix in SparseRows
     dtype: np.dtype[np.generic]  # float32 for floats of at most 32 bits, else float64
     direct: bool  # whether the kernels read `array` without a copy: `dtype`, C-contiguous, aligned
     eps: float = 0.0  # machine epsilon of the rows before conversion; 0 for float64 and integers
@@ -259,7 +240,7 @@ class Rows:
         return cls(array, work, direct, max(eps_of(dtype), eps_of(array.dtype)))
 
     def __len__(self) -> int:
-        return len(self.array)
+        return int(self.array.shape[0])
 
     def select(self, index: NDArray[np.intp]) -> Rows:
         """Return the rows with the positions in `index`."""
@@ -273,27 +254,87 @@ class Rows:
 
     def check(self, name: str = "X") -> None:
         """Raise an error unless all numbers are finite and sums of squares fit in float64."""
-        X = self.array
+        X, is_finite = self.array, row_kernels.squares_finite
         if X.dtype.kind in "iub" or not len(X):
             return
         step = max(1, _GRAIN // X.shape[1])
-        if self.direct:
-            if len(X) <= step:
-                if row_kernels.squares_finite(X, 0, len(X)):
-                    return
-            elif all(threads.split(partial(row_kernels.squares_finite, X), len(X), grain=step)):
-                return
-        else:
-            pieces = (X[start : start + step] for start in range(0, len(X), step))
-            converted = (piece.astype(self.dtype, order="C") for piece in pieces)
-            if all(row_kernels.squares_finite(piece, 0, len(piece)) for piece in converted):
-                return
-        _raise_non_finite(X, name)
-        raise InputError(
-            f"{name} holds numbers as large as {np.abs(X).max():.1e}, whose squares leave the "
-            "range of float64; rescale the data (an eraser of rescaled data differs only in its "
-            "units)"
-        )
+
+        def scan(start: int, stop: int) -> bool:
+            if self.direct:
+                return is_finite(X, start, stop)
+            pieces = (X[first : min(first + step, stop)] for first in range(start, stop, step))
+            copies = (piece.astype(self.dtype, order="C") for piece in pieces)
+            return all(is_finite(copy, 0, len(copy)) for copy in copies)
+
+        if all(threads.split(scan, len(X), grain=step)):
+            return
+        # bfloat16 is not of the dtype kind "f", and is converted.
+        finite = np.isfinite(X if X.dtype.kind == "f" else X.astype(np.float32))
+        rows = np.flatnonzero(~finite.all(axis=1))
+        if rows.size:
+            columns = np.flatnonzero(~finite.all(axis=0)).tolist()
+            raise non_finite_error(rows, len(X), name, columns)
+        raise _too_large(float(np.abs(X).max()), name)
+
+
+class SparseRows(Rows):
+    """A block of sparse rows; `array` is a CSR matrix (n, d) without duplicate indices."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> SparseRows:
+        """Convert a matrix in any format of scipy.sparse; errors are those of `as_rows`."""
+        if X.ndim != 2:
+            raise InputError(f"{name} has shape {X.shape}; it must be 2-D")
+        check_columns(X.shape, width, name)
+        if X.dtype.kind not in "fiub":
+            raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
+        array = X.tocsr()
+        try:
+            array = type(array)((array.data, array.indices, array.indptr), array.shape)
+            array.check_format(full_check=True)  # the kernels do not check indices
+        except ValueError as error:
+            raise InputError(
+                f"{name} is a damaged sparse matrix: {cause_text(error)}; make it again"
+            ) from error
+        if not array.has_canonical_format:
+            array = array.copy()
+            array.sum_duplicates()
+        return cls(array, _FLOAT64, False)
+
+    def select(self, index: NDArray[np.intp]) -> SparseRows:
+        """Return the rows with the positions in `index`."""
+        return SparseRows(self.array[index], _FLOAT64, False)
+
+    def check(self, name: str = "X") -> None:
+        """Check the stored numbers as :meth:`Rows.check` does."""
+        data = self.array.data
+        if data.dtype.kind != "f" or not len(data):
+            return
+        largest = max(float(data.max()), -float(data.min()))
+        if largest <= _LARGEST:
+            return
+        non_finite = np.flatnonzero(~np.isfinite(data))
+        if len(non_finite):
+            rows = np.unique(np.searchsorted(self.array.indptr, non_finite, side="right") - 1)
+            raise non_finite_error(rows, len(self), name)
+        raise _too_large(largest, name)
+
+
+def parts(array: Any) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]:
+    """Return the data in float64, the indices and the indptr of a CSR matrix, for the kernels."""
+    return array.data.astype(np.float64, copy=False), array.indices, array.indptr
+
+
+def subtracted(array: Any, shift: NDArray[np.float64]) -> Any:
+    """Return array - shift as float64 CSR; columns of nonzero `shift`, (d,), become dense."""
+    import scipy.sparse
+
+    columns, n = np.flatnonzero(shift), array.shape[0]
+    indptr = np.arange(0, n * len(columns) + 1, max(1, len(columns)))[: n + 1]
+    repeated = np.tile(shift[columns], n), np.tile(columns, n), indptr
+    return array.astype(np.float64) - scipy.sparse.csr_array(repeated, array.shape)
 
 
 def working_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
@@ -314,30 +355,25 @@ def check_values(X: NDArray[np.generic], name: str = "X") -> None:
     Rows.from_array(X).check(name)
 
 
-def _raise_non_finite(X: NDArray[np.generic], name: str) -> None:
-    """Raise NonFiniteError if X holds NaN or infinity; the text names the first affected rows."""
-    # bfloat16 is not of the dtype kind "f", and is converted.
-    finite = np.isfinite(X if X.dtype.kind == "f" else X.astype(np.float32))
-    rows = np.flatnonzero(~finite.all(axis=1))
-    if rows.size:
-        example = f", e.g. {name} = {name}[np.isfinite({name}).all(axis=1)]"
-        columns = np.flatnonzero(~finite.all(axis=0)).tolist()
-        raise non_finite_error(rows, len(X), name, example, columns)
-
-
 def non_finite_error(
-    rows: NDArray[np.intp], n: int, name: str, example: str = "", columns: Sequence[int] = ()
+    rows: NDArray[np.intp], n: int, name: str, columns: Sequence[int] = ()
 ) -> NonFiniteError:
     """Return the error for NaN or infinity in the rows with the numbers `rows`, of `n` rows."""
     location = f", {listed_columns(columns)}" if columns else ""
     error = NonFiniteError(
         f"{name} contains NaN or infinity in {len(rows)} of {n} rows "
         f"({'row' if len(rows) == 1 else 'rows'} {abbreviated(rows)}){location}; drop these rows "
-        f"and their labels, or repair them{example}. Half precision overflows to infinity above "
-        "65504"
+        "and their labels, or repair them. Half precision overflows to infinity above 65504"
     )
     error.columns = tuple(columns)
     return error
+
+
+def _too_large(largest: float, name: str) -> InputError:
+    return InputError(
+        f"{name} holds numbers as large as {largest:.1e}, whose squares leave the range of "
+        "float64; rescale the data"
+    )
 
 
 # -- names of features ---------------------------------------------------------------------------
@@ -355,16 +391,15 @@ def feature_names(X: object, width: int) -> tuple[str, ...] | None:
 
     The features of a column of vectors, and columns numbered 0, 1, ..., have no names.
     """
-    names = column_names(X)
-    if names is None or len(names) != width:
+    columns = column_names(X)
+    return None if columns is None or len(columns) != width else _name_texts(columns)
+
+
+def _name_texts(columns: list[Any]) -> tuple[str, ...] | None:
+    if all(type(name) is int and name == j for j, name in enumerate(columns)):
         return None
-    if all(isinstance(name, str) for name in names):
-        return tuple(names)
-    if all(type(name) is int and name == j for j, name in enumerate(names)):
-        return None
-    texts = tuple(map(str, names))
-    distinct = len(set(texts)) == len(set(names))
-    return texts if distinct else tuple(map(repr, names))  # such as 1 and "1"
+    texts = tuple(map(str, columns))
+    return texts if len(set(texts)) == len(set(columns)) else tuple(map(repr, columns))  # 1 and "1"
 
 
 def check_feature_names(
@@ -378,13 +413,10 @@ def check_feature_names(
         return
     if tuple(names) == tuple(expected):
         return
-    added, missing = sorted(set(names) - set(expected)), sorted(set(expected) - set(names))
-    if added or missing:
-        differences = [
-            f"{abbreviated(range(len(group)), group)} {change}"
-            for group, change in ((added, "new"), (missing, "missing"))
-            if group
-        ]
+    new, missing = sorted(set(names) - set(expected)), sorted(set(expected) - set(names))
+    if new or missing:
+        sides = ((new, "new"), (missing, "missing"))
+        differences = (f"{abbreviated(range(len(s)), s)} {change}" for s, change in sides if s)
         raise InputError(
             f"the columns of {name} differ from those of earlier rows ({'; '.join(differences)}); "
             f"pass the same features, or {name}.to_numpy() where only their names changed"
@@ -392,8 +424,7 @@ def check_feature_names(
     j = next(j for j, pair in enumerate(zip(names, expected, strict=True)) if pair[0] != pair[1])
     raise InputError(
         f"the columns of {name} are in another order than those of earlier rows (column {j} is "
-        f"{names[j]!r}, and was {expected[j]!r}), so that features would be mixed up; pass them in "
-        "the order of `feature_names`"
+        f"{names[j]!r}, and was {expected[j]!r}); pass them in the order of `feature_names`"
     )
 
 
@@ -404,14 +435,15 @@ def checked_names(
 
     Columns numbered 0, 1, ... are compared only with the same numbers in another order.
     """
-    names, columns = feature_names(X, width), column_names(X)
-    if first or columns is None or len(columns) != width:
-        return names
-    if (names is None) != (expected is None):
-        numbers = [str(j) for j in range(width)]
-        if sorted(names or expected or ()) == sorted(numbers):
-            check_feature_names(names or numbers, expected or numbers)
-    check_feature_names(names, expected)
+    columns = column_names(X)
+    if columns is None or len(columns) != width:
+        return None
+    names = _name_texts(columns)
+    if not first:
+        numbers = tuple(map(str, range(width)))
+        current, earlier = names or numbers, expected or numbers
+        if (names and expected) or set(current) == set(earlier):
+            check_feature_names(current, earlier)
     return names
 
 
@@ -434,9 +466,7 @@ def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
             f"mask has shape {array.shape}; it must have that of X without the features, {shape}"
         )
     if array.dtype.kind not in "biuf" or not ((array == 0) | (array == 1)).all():
-        raise InputError(
-            "mask must hold True and False, or 1 and 0, such as a tokeniser's attention_mask"
-        )
+        raise InputError("mask must hold True and False, or 1 and 0, such as an attention_mask")
     return array.astype(np.bool_, copy=False)
 
 
@@ -444,13 +474,7 @@ def as_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None
     """Convert weights to float64; raise InputError for a wrong shape or invalid values."""
     if sample_weight is None:
         return None
-    array = to_array(sample_weight, "sample_weight")
-    try:
-        if array.dtype.kind == "c":
-            raise TypeError("they are complex")
-        weight = np.array(array, dtype=np.float64)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"sample_weight cannot be read as numbers: {error}") from error
+    weight = as_reals(sample_weight, "sample_weight")
     if weight.ndim == 0:
         weight = np.full(n_rows, float(weight))
     if weight.shape != (n_rows,):
@@ -483,10 +507,18 @@ def check_block_rows(block_rows: object) -> int:
         rows = 0
     if not 1 <= rows <= _MOST_ROWS or isinstance(block_rows, bool):
         raise InputError(
-            f"block_rows is {block_rows!r}; it must be a positive integer, at most "
-            f"{_MOST_ROWS:,} (a block lies in memory)"
+            f"block_rows is {block_rows!r}; it must be a positive integer, at most {_MOST_ROWS:,}"
         )
     return rows
+
+
+def splitmix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash row numbers, by which rows belong to folds and samples whatever the blocks."""
+    # The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+    mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
 # -- parts of messages ---------------------------------------------------------------------------

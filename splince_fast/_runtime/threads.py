@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from typing import TypeVar
@@ -37,15 +37,12 @@ def thread_count() -> int:
 def limited(threads: int) -> Iterator[None]:
     """Limit the number of threads for calls from this thread in a ``with`` block."""
     # ``SPLINCE_FAST_NUM_THREADS`` takes precedence over the limit.
-    before = getattr(_limit, "threads", None)
+    before = getattr(_limit, "threads", sys.maxsize)
     _limit.threads = threads
     try:
         yield
     finally:
-        if before is None:
-            del _limit.threads
-        else:
-            _limit.threads = before
+        _limit.threads = before
 
 
 @cache
@@ -69,17 +66,11 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
     bounds = [align * round(i * size / (pieces * align)) for i in range(pieces)] + [size]
     ranges = [(a, b) for a, b in pairwise(bounds) if a < b]
     futures: list[Future[T]] = []
-    results: list[T] = []
-    try:
+    with suppress(RuntimeError):  # no thread can start, or the interpreter exits
         for a, b in ranges[1:]:
             futures.append(_executor().submit(work, a, b))
-    except RuntimeError:
-        pass  # no thread can start, or the interpreter exits: this thread does the other ranges
     try:
-        results.append(work(*ranges[0]))
-        rest = [work(a, b) for a, b in ranges[1 + len(futures) :]]
+        results = [work(a, b) for a, b in (ranges[0], *ranges[1 + len(futures) :])]
     finally:
-        # The threads use arrays of the caller: wait for all threads, even after an error.
-        for future in futures:
-            future.exception()
-    return results + [future.result() for future in futures] + rest
+        wait(futures)  # threads use arrays of the caller, also after an error
+    return [results[0], *(future.result() for future in futures), *results[1:]]

@@ -155,32 +155,46 @@ def erase_tensor(
         _check_out(out, X, target_dtype)
     selected = None if mask is None else as_mask(mask, tuple(X.shape[:-1]))
     X = X.resolve_neg()
-    plain = is_plain(X)
-    if plain and X.device.type == "cpu" and X.dtype != torch.bfloat16:
+    plain, on_cpu = is_plain(X), X.device.type == "cpu"
+    if plain and on_cpu and X.dtype != torch.bfloat16:
         result = torch.empty(X.shape, dtype=target_dtype) if out is None else out
         rows = X.detach().numpy()
         erase_rows.erase(factors, rows, result.detach().numpy(), selected, progress, out is None)
         return result
-    dtype = torch.float64 if X.device.type == "cpu" or X.dtype == torch.float64 else torch.float32
-    tensors = _factors_as(factors, X.device, dtype)
+    dtype = torch.float64 if on_cpu or X.dtype == torch.float64 else torch.float32
+    left, right, shift, mean = _factors_as(factors, X.device, dtype)
     on_device = None if selected is None else torch.from_numpy(selected.copy()).to(X.device)
+
+    def erased(x: Tensor, mask: Tensor | None) -> Tensor:
+        rows = x.to(dtype)
+        flat = erased_by_torch(rows.reshape(-1, rows.shape[-1]), left, right, shift, mean=mean)
+        result = flat.reshape(rows.shape)
+        return result if mask is None else torch.where(mask[..., None], result, rows)
+
     if out is None and not plain:
-        return _erased(tensors, X, dtype, on_device).to(target_dtype)
+        return erased(X, on_device).to(target_dtype)
     result = torch.empty(X.shape, dtype=target_dtype, device=X.device) if out is None else out
-    _write(tensors, X, result, dtype, on_device)
+    source, target = X, result
+    if X.is_contiguous() and result.is_contiguous():
+        source, target = X.view(-1, X.shape[-1]), result.view(-1, X.shape[-1])
+        on_device = None if on_device is None else on_device.reshape(-1)
+    step = max(1, _PIECE * len(source) // max(1, source.numel()))
+    for start in range(0, len(source), step):
+        piece = slice(start, start + step)
+        part = None if on_device is None else on_device[piece]
+        target[piece] = erased(source[piece], part).to(target_dtype)
     return result
 
 
 def _check_rows(X: Tensor, width: int) -> None:
     """Raise InputError unless X is a dense tensor (..., width) of real numbers."""
-    if X.is_nested or X.is_quantized:
-        state, dense = ("nested", "pad it") if X.is_nested else ("quantized", "X.dequantize()")
-        raise InputError(f"X is {state}; pass a dense tensor of real numbers: {dense}")
-    if X.layout != torch.strided or X.device.type == "meta":
-        state = "on the meta device, and holds nothing" if X.device.type == "meta" else "sparse"
-        raise InputError(f"X is {state}; pass a dense tensor that holds values: X.to_dense()")
-    if X.dtype.is_complex or (X.dtype.is_floating_point and X.dtype not in _FLOATS):
-        raise InputError(f"X has dtype {X.dtype}; cast it to real numbers, with X.float()")
+    is_dense = not (X.is_nested or X.is_quantized) and X.layout == torch.strided
+    is_real = X.dtype in _FLOATS or not (X.dtype.is_floating_point or X.dtype.is_complex)
+    if not (is_dense and is_real) or X.device.type == "meta":
+        kind = "nested" if X.is_nested else f"{X.dtype}, {X.layout}, on {X.device}"
+        raise InputError(
+            f"X is {kind}; pass a dense tensor of real numbers, such as X.to_dense() or X.float()"
+        )
     if X.ndim < 2 or X.shape[-1] != width:
         hint = "; for a single row pass it as X[None, :]" if X.ndim == 1 else ""
         raise InputError(f"X has shape {tuple(X.shape)}; (..., {width}) is expected{hint}")
@@ -198,12 +212,19 @@ def _check_out(out: object, X: Tensor, dtype: torch.dtype) -> None:
     if (X.requires_grad or out.requires_grad) and torch.is_grad_enabled():
         raise InputError("out= cannot record gradients; leave it out, or use torch.no_grad()")
     if out.is_neg() or erase_rows.self_overlaps(tuple(out.shape), out.stride(), 1):
-        raise InputError(
-            "several entries of out share memory, or it is a negated view; pass new memory, or "
-            "out.contiguous()"
-        )
+        raise InputError("out is a negated view, or its entries share memory; pass new memory")
     if out is not X and _overlap(out, X):
         raise InputError("out overlaps X without being the same tensor; pass X or new memory")
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors share memory without being the same view."""
+    same_view = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+    if same_view or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    if a.device.type != "cpu" or a.dtype == torch.bfloat16:
+        return True
+    return bool(np.shares_memory(a.detach().numpy(), b.detach().resolve_neg().numpy()))
 
 
 def _factors_as(
@@ -216,54 +237,6 @@ def _factors_as(
     arrays = (torch.from_numpy(a.copy()) for a in (factors.left, factors.right, -shift))
     left, right, neg_bias = (a.to(device, dtype) for a in arrays)
     return left, right, neg_bias, mean.to(device)
-
-
-def _erased(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-    X: Tensor,
-    dtype: torch.dtype,
-    mask: Tensor | None,
-) -> Tensor:
-    """Erase the rows of X (..., d) by one torch expression."""
-    *linear, mean = tensors
-    rows = X.to(dtype)
-    erased = erased_by_torch(rows.reshape(-1, rows.shape[-1]), *linear, mean=mean)
-    erased = erased.reshape(rows.shape)
-    return erased if mask is None else torch.where(mask[..., None], erased, rows)
-
-
-def _write(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-    X: Tensor,
-    result: Tensor,
-    dtype: torch.dtype,
-    mask: Tensor | None,
-) -> None:
-    """Write the erased rows of X to `result`, piece by piece."""
-    if X.ndim > 2:
-        if X.is_contiguous() and result.is_contiguous():
-            X, result = X.view(-1, X.shape[-1]), result.view(-1, X.shape[-1])
-            mask = None if mask is None else mask.reshape(-1)
-        else:
-            for i in range(len(X)):
-                _write(tensors, X[i], result[i], dtype, None if mask is None else mask[i])
-            return
-    step = max(1, _PIECE // X.shape[1])
-    for start in range(0, len(X), step):
-        piece = slice(start, start + step)
-        selected = None if mask is None else mask[piece]
-        result[piece] = _erased(tensors, X[piece], dtype, selected).to(result.dtype)
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors share memory without being the same view."""
-    same_view = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
-    storages = {t.untyped_storage().data_ptr() for t in (a, b)}
-    if same_view or len(storages) == 2:
-        return False
-    if a.device.type != "cpu" or str(a.dtype) == "torch.bfloat16":
-        return True
-    return bool(np.shares_memory(a.detach().numpy(), b.detach().resolve_neg().numpy()))
 
 
 def tensor_like(tensor: Tensor, values: NDArray[np.float64]) -> Tensor:

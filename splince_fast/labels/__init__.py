@@ -1,17 +1,12 @@
 """Encoding of label columns from any container as classes or numbers.
 
-The labels of a block of rows may be in any container, such as a list, an array, a data frame or a
-tensor. :func:`encode` converts each variable to one of two forms, independent of the container:
-
-- :class:`ClassCodes` for strings, booleans, integers and categoricals: the class names, and for
-  each row the index of its class;
-- :class:`Columns` for floats and for variables with several columns: an ``(n, k)`` float64 matrix.
-
-The name of a class does not depend on the container: NumPy, pandas, polars, Arrow and torch
-scalars become Python's ``str``, ``bool`` and ``int``. ``True`` and ``1`` are different classes,
-although they are equal in Python (:func:`class_key`); a column that contains booleans and integers
-raises LabelError. A missing label (None, NaN, NA, NaT, null, masked) is never a class. Encoded
-arrays own their memory, so that the caller may reuse the buffers of the labels.
+:func:`encode` converts each variable of a block, in a list, an array, a data frame or a tensor, to
+:class:`ClassCodes` (strings, booleans, integers and categoricals) or :class:`Columns` (floats, and
+variables with several columns). Class names are Python's ``str``, ``bool`` and ``int``, whatever
+the container. ``True`` and ``1`` are different classes, although they are equal in Python
+(:func:`class_key`); a column that contains booleans and integers raises LabelError. A missing label
+(None, NaN, NA, NaT, null, masked) is never a class. Encoded arrays own their memory, so that the
+caller may reuse the buffers of the labels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Conversion of lists, arrays, series, frames, Arrow data and tensors to raw columns.
+"""Columns of labels in any container, as arrays of numbers or lists of class names.
 
-Containers are recognised by their attributes, without importing the library of a container;
-pandas, polars and Arrow data are read through narwhals.
+A column is opened as an array, a list, or a series or frame of narwhals, which reads pandas, polars
+and Arrow. Libraries are recognised by attributes and are not imported.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import contextlib
 import datetime
 import numbers
 import sys
-import weakref
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from decimal import Decimal
 from types import NoneType
 from typing import Any, NamedTuple, NoReturn
@@ -20,51 +19,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import described_type
-from splince_fast._runtime.rows import is_tensor, torch_to_numpy
+from splince_fast._runtime.rows import is_tensor, to_array
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
+from splince_fast.labels.encoded import ClassCodes
 from splince_fast.labels.names import ClassName, listed
 
 
-class Raw(NamedTuple):
-    """A variable read from its container, not yet encoded.
+class Numbers(NamedTuple):
+    """A variable of numbers or booleans as read; of kind classes or continuous."""
 
-    `data` is an array of numbers or booleans, or a list of class names. With `categories`, `data`
-    is an array of category codes. A missing class name is None, and a missing category code is -1.
-    A missing number is NaN, or is marked in the mask `missing`, which has the shape of `data`.
-    `columns` are the column names of a frame. If `unknown`, all labels are missing objects of
-    unknown type, and `data` is NaN.
-    """
+    values: NDArray[Any]  # dtype object for integers beyond 64 bits
+    missing: NDArray[np.bool_] | None = None  # mask of the shape of `values`, beside NaN
+    columns: tuple[str, ...] | None = None  # column names of a frame
+    unknown: bool = False  # all labels are missing objects, and `values` is NaN
 
-    data: NDArray[Any] | list[Any]
-    missing: NDArray[np.bool_] | None = None
-    columns: tuple[str, ...] | None = None
-    categories: tuple[ClassName, ...] | None = None
-    unknown: bool = False
+    @property
+    def is_long(self) -> bool:
+        """Whether there are integers beyond 64 bits, which are classes."""
+        return self.values.dtype.kind == "O"
 
 
 SPLIT_ADVICE = (
-    "give each column a name of its own in a mapping {name: column} (of these, "
-    "Moments(joint=((name, name),)) makes joint cells)"
+    "pass a mapping {name: column} (Moments(joint=((name, name),)) makes joint cells of these)"
 )
-_TIME = (
-    "holds dates, times or durations, which are neither classes nor numbers; pass a part as "
-    "integer or string (such as the year) for classes, or a duration as float for a number"
-)
-_BYTES = "holds bytes; decode them, for example with np.char.decode(values, 'utf-8')"
-_COMPLEX = "holds complex numbers; pass the real and the imaginary part as two columns"
-_DTYPE_ADVICE = {
-    "M": _TIME,
-    "m": _TIME,
-    "S": _BYTES,
-    "c": _COMPLEX,
-    "V": "has a structured or foreign dtype; pass {field: array[field]}, or cast it to float32",
-}
-_OBJECT_ADVICE = {
-    "time": _TIME,
-    "bytes": _BYTES,
-    "complex": _COMPLEX,
+_ADVICE = {
+    "time": (
+        "holds dates, times or durations; pass a part (such as the year) as integer or string, or "
+        "a duration as float"
+    ),
+    "bytes": "holds bytes; decode them, for example with np.char.decode(values, 'utf-8')",
+    "complex": "holds complex numbers; pass the real and the imaginary part as two columns",
     "other": "holds objects that are neither names nor numbers; use str, bool, int or float",
+    "void": "has a structured or foreign dtype; pass {field: array[field]}, or cast it to float32",
 }
+_FAMILY_OF_KIND = {"M": "time", "m": "time", "S": "bytes", "c": "complex", "V": "void"}
 
 
 def refuse(name: str, reason: str) -> NoReturn:
@@ -72,57 +60,7 @@ def refuse(name: str, reason: str) -> NoReturn:
     raise LabelError(f"variable {name!r} {reason}")
 
 
-def refuse_length(
-    data: NDArray[np.generic] | list[Any], n_rows: int, name: str, of: str
-) -> NoReturn:
-    """Raise InputError for a column whose length is not the number of rows of `of`."""
-    hint = "pass one label per row, None or NaN where it is unknown"
-    if isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == n_rows:
-        hint = f"its shape {data.shape} looks transposed: pass its .T"
-    raise InputError(f"variable {name!r} has {len(data)} labels but {of} has {n_rows} rows; {hint}")
-
-
-def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
-    """Return a mapping from variable names to columns for labels in any container."""
-    if isinstance(labels, Mapping):
-        return labels
-    if isinstance(labels, np.ndarray | Sequence):
-        return {default_name: labels}
-    table = _as_narwhals(labels, default_name)
-    if table is None:
-        return {default_name: labels}
-    if hasattr(table, "columns"):
-        return dict(zip(table.columns, table.iter_columns(), strict=True))
-    return {default_name if table.name is None or table.name == "" else table.name: table}
-
-
-def read_column(values: Any, name: str, kind: str | None) -> Raw:
-    """Read a variable from any container; raise LabelError unless its values are of one kind."""
-    if isinstance(values, np.ndarray):
-        return _read_array(values, name)
-    declared = read_declared(values, name)
-    if declared is not None:
-        return declared
-    if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
-        labels = list(values)
-        return _read_sequence(with_missing(labels) if is_class_label(values) else labels, name)
-    if isinstance(values, Mapping | Set):
-        refuse(name, f"is {described_type(values)}, which has no rows; pass a list or an array")
-    if is_tensor(values):
-        return _read_array(_as_array(values, name), name)
-    if hasattr(values, "tocsr"):  # a SciPy sparse matrix, such as from OneHotEncoder
-        return _read_array(values.toarray(), name)
-    table = _as_narwhals(values, name)
-    if table is not None:
-        is_frame = hasattr(table, "columns")
-        return _read_frame(table, name, kind) if is_frame else _read_series(table, name)
-    for verb in ("collect", "compute"):
-        if hasattr(values, verb):
-            refuse(name, f"is a lazy {type(values).__name__}; {verb}() it first")
-    if hasattr(values, "__array__") and not isinstance(values, np.generic):
-        return _read_array(_as_array(values, name), name)
-    refuse(name, f"is {values!r:.80}, not a column; pass a list or array of one label per row")
-
+# -- containers ----------------------------------------------------------------------------------
 
 # Label by which a ClassLabel of Hugging Face datasets marks a missing one.
 MISSING_CLASS = -1
@@ -138,21 +76,52 @@ def with_missing(labels: list[Any]) -> list[Any]:
     return [None if label == MISSING_CLASS else label for label in labels]
 
 
+def variables_of(labels: object, default_name: str) -> Mapping[Any, Any]:
+    """Return a mapping from variable names to columns for labels in any container."""
+    if isinstance(labels, Mapping):
+        return labels
+    table: Any = None
+    if not isinstance(labels, np.ndarray | Sequence):
+        table = _narwhals(labels, default_name)
+    if hasattr(table, "columns"):
+        return dict(zip(table.columns, table.iter_columns(), strict=True))
+    name = getattr(table, "name", None)
+    return {default_name if name is None or name == "" else name: labels}
+
+
+def opened(values: Any, name: str) -> Any:
+    """Return a column as an array, a list, or a series or frame of narwhals; codes unchanged."""
+    if isinstance(values, np.ndarray | ClassCodes):
+        return values
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
+        return with_missing(list(values)) if is_class_label(values) else list(values)
+    if is_tensor(values):
+        return _as_array(values, name)
+    if hasattr(values, "tocsr"):  # a SciPy sparse matrix, such as from OneHotEncoder
+        return values.toarray()
+    table = _narwhals(values, name)
+    if table is not None:
+        return table
+    if isinstance(values, Mapping | Set):
+        refuse(name, f"is {described_type(values)}, which has no rows; pass a list or an array")
+    for verb in ("collect", "compute"):
+        if hasattr(values, verb):
+            refuse(name, f"is a lazy {type(values).__name__}; {verb}() it first")
+    if hasattr(values, "__array__") and not isinstance(values, np.generic):
+        return _as_array(values, name)
+    refuse(name, f"is {values!r:.80}, not a column; pass a list or array of one label per row")
+
+
 def _as_array(values: Any, name: str) -> NDArray[Any]:
-    """Convert a tensor or another object with ``__array__`` to a NumPy array."""
+    """Convert a tensor or another object with ``__array__``."""
     try:
-        return torch_to_numpy(values) if is_tensor(values) else np.asarray(values)
+        return to_array(values, "it")
     except InputError as error:
         raise LabelError(f"variable {name!r}: {error}") from error
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise LabelError(
-            f"variable {name!r}: {described_type(values)} did not give a NumPy array ({error}); "
-            "convert it first"
-        ) from error
 
 
-def _as_narwhals(values: object, name: str) -> Any:
-    """Wrap a series or frame of any library in narwhals; return None for other values."""
+def _narwhals(values: object, name: str) -> Any:
+    """Wrap a series or frame of any library; return None for other values."""
     module = type(values).__module__.partition(".")[0]
     library: Any = sys.modules.get(module)
     if module == "pandas" and isinstance(
@@ -176,124 +145,99 @@ def _as_narwhals(values: object, name: str) -> Any:
         return None
 
 
-def _read_series(series: Any, name: str) -> Raw:
-    import narwhals.stable.v2 as nw
+# -- labels and the rows of X --------------------------------------------------------------------
 
-    declared = read_declared(series.to_native(), name)
+
+def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> None:
+    """Raise LabelError if labels or weights have the pandas index of X in another order."""
+    # Labels belong to rows by position. A RangeIndex, or an index of other entries, is accepted.
+    index: Any = getattr(X, "index", None)
+    if not hasattr(index, "symmetric_difference"):
+        return
+    columns = dict(enumerate(labels)) if isinstance(labels, tuple) else labels
+    columns = columns if isinstance(columns, Mapping) else {None: columns}
+    for key, column in columns.items():
+        other: Any = getattr(column, "index", None)
+        has_index = hasattr(other, "symmetric_difference") and type(other).__name__ != "RangeIndex"
+        if not has_index or index.equals(other):
+            continue
+        if len(index) == len(other) and index.is_unique and index.symmetric_difference(other).empty:
+            column_name = name if key is None else f"{name}[{key!r}]"
+            raise LabelError(
+                f"{column_name} has the index of {of} in another order, and rows are matched by "
+                f"position; pass {column_name}.loc[{of}.index], or {column_name}.to_numpy() if the "
+                "positions agree"
+            )
+
+
+def map_labels(labels: Any, function: Callable[[Any, str], Any]) -> Any:
+    """Return ``function(column, name)`` of each column of labels; `name` is for messages."""
+    if labels is None:
+        return None
+    if isinstance(labels, Mapping):
+        return {name: function(column, f"labels[{name!r}]") for name, column in labels.items()}
+    return function(labels, "labels")
+
+
+def take_entries(column: Any, index: NDArray[np.intp], name: str = "labels") -> Any:
+    """Return entries of a column, or rows of a frame, by position."""
+    column = opened(column, name)
+    return [column[i] for i in index.tolist()] if isinstance(column, list) else column[index]
+
+
+def take_positions(
+    column: Any, leading: tuple[int, ...], positions: NDArray[np.intp], name: str
+) -> Any:
+    """Return the labels at flat `positions` of X, whose shape without features is `leading`."""
+    # A column has one label per position, or one per sequence (entry of the first axis).
+    n, n_sequences = int(np.prod(leading)), leading[0]
+    column = opened(column, name)
+    if isinstance(column, list) and column and isinstance(column[0], list | tuple | np.ndarray):
+        column = _stacked(column)
+    shape = tuple(column.shape) if hasattr(column, "shape") else (len(column),)
+    if len(leading) > 1 and shape[: len(leading)] == leading:
+        column = column if isinstance(column, np.ndarray) else column.to_numpy()
+        column = column.reshape(n, *shape[len(leading) :])
+    elif shape[:1] == (n_sequences,) and n != n_sequences:
+        positions = positions // (n // n_sequences)
+    elif shape[:1] != (n,):
+        raise InputError(
+            f"{name} has shape {shape} for rows of shape {leading}; pass one entry per "
+            f"sequence, {(n_sequences,)}, or one per position, {leading}"
+        )
+    return take_entries(column, positions, name)
+
+
+def _stacked(column: list[Any]) -> NDArray[Any]:
+    """Convert a list of equally long lists to a 2-D array of objects; the entries are unchanged."""
+    lengths = {len(part) for part in column}
+    if len(lengths) != 1:
+        raise InputError("labels hold sequences of different lengths; pad them to the length of X")
+    array = np.empty((len(column), lengths.pop()), object)
+    for i, part in enumerate(column):
+        array[i, :] = part if not isinstance(part, np.ndarray) else part.tolist()
+    return array
+
+
+# -- arrays, series and frames -------------------------------------------------------------------
+
+
+def read_column(values: Any, name: str, kind: str | None) -> Numbers | ClassCodes:
+    """Read a variable from any container; raise LabelError unless its values are of one kind."""
+    declared = read_declared(values, name)
     if declared is not None:
         return declared
-    dtype = series.dtype
-    if dtype.is_temporal():
-        refuse(name, _TIME)
-    is_128_bit = dtype in (nw.Int128, nw.UInt128)  # NumPy has no integers of 128 bits
-    if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not is_128_bit):
-        missing = series.is_null().to_numpy()
-        if not missing.any():
-            return _read_array(series.to_numpy(), name)
-        # NumPy integers and booleans have no missing value: replace nulls, and mark them in a mask.
-        filled = series.fill_null(False if dtype == nw.Boolean else 0)
-        return Raw(filled.to_numpy(), missing)
-    if dtype in (nw.Categorical, nw.Enum) and series.implementation.is_pyarrow():
-        native = series.to_native()  # an Arrow dictionary is only an encoding, not declared classes
-        return _read_series(_as_narwhals(native.cast(native.type.value_type), name), name)
-    return _read_sequence(series.to_list(), name)
+    column = opened(values, name)
+    if isinstance(column, np.ndarray):
+        return _read_array(column, name)
+    if isinstance(column, list):
+        return _read_list(column, name)
+    if hasattr(column, "columns"):
+        return _read_frame(column, name, kind)
+    return _read_series(column, name)
 
 
-def read_declared(values: Any, name: str) -> Raw | None:
-    """Read the codes of a pandas categorical or polars Enum; return None for other values."""
-    # Without narwhals, which hashes all categories at each access to the dtype of an Enum.
-    package = type(values).__module__.partition(".")[0]
-    if package == "pandas":
-        array = getattr(values, "array", values)
-        if type(array).__name__ == "Categorical":
-            return Raw(array.codes, categories=_categorical_classes(array.categories, name))
-    elif package == "polars":
-        dtype: Any = getattr(
-            values, "dtype", None
-        )  # once, because polars hashes all categories of it
-        if type(dtype).__name__ == "Enum":
-            codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
-            return Raw(codes.to_numpy(), categories=_enum_classes(dtype.categories))
-    return None
-
-
-# Cache of the class names of polars Enums. The key is the number of categories and the last
-# category; the value is the Series of categories and the class names. polars returns a new Series
-# at each access, and comparing two Series is faster than converting one Series to class names. A
-# full cache is cleared.
-_names_of_enum: dict[tuple[int, str], tuple[Any, tuple[ClassName, ...]]] = {}
-_MAX_ENUMS = 16
-
-
-def _enum_classes(categories: Any) -> tuple[ClassName, ...]:
-    """Return the class names of a polars Enum; Enums with equal categories share a cached tuple."""
-    if not len(categories):
-        return ()
-    key = len(categories), categories[-1]
-    entry = _names_of_enum.get(key)
-    if entry is None or not entry[0].equals(categories):
-        if len(_names_of_enum) >= _MAX_ENUMS:
-            _names_of_enum.clear()
-        entry = _names_of_enum[key] = categories, tuple(categories.to_list())
-    return entry[1]
-
-
-_NESTED_TYPES = (tuple, list, Mapping, Set)
-
-# Cache of the class names of pandas categoricals. The key is the id of the Index of categories; the
-# value is a weak reference to the Index, and the class names.
-_names_of_index: dict[int, tuple[weakref.ref[Any], tuple[ClassName, ...]]] = {}
-
-
-def _categorical_classes(index: Any, name: str) -> tuple[ClassName, ...]:
-    """Return the class names of an Index of categories, which slices of a column share."""
-    key = id(index)
-    entry = _names_of_index.get(key)
-    if entry is None or entry[0]() is not index:
-        if isinstance(index.dtype, np.dtype) and index.dtype.kind in "biu":
-            names: tuple[ClassName, ...] = tuple(index.tolist())
-        else:
-            names = _category_names(index.tolist(), name)
-        reference = weakref.ref(index, lambda _: _names_of_index.pop(key, None))
-        entry = _names_of_index[key] = reference, names
-    return entry[1]
-
-
-def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
-    """Convert declared categories to class names, in the declared order."""
-    nested_types = [cls for cls in set(map(type, categories)) if issubclass(cls, _NESTED_TYPES)]
-    if nested_types:
-        example = next(category for category in categories if type(category) in nested_types)
-        refuse(
-            name,
-            f"has the category {example!r:.80}, which cannot name a class; cast it to a string "
-            "(Moments(joint=((name, name),)) makes joint classes of two variables)",
-        )
-    raw = _read_sequence(categories, name)
-    if isinstance(raw.data, list):
-        return tuple(raw.data)
-    if raw.data.dtype.kind == "f":
-        return tuple(whole_numbers(raw.data, None, name)[0].tolist())
-    return tuple(raw.data.tolist())
-
-
-def _read_frame(frame: Any, name: str, kind: str | None) -> Raw:
-    columns = tuple(str(column) for column in frame.columns)
-    if not columns:
-        refuse(name, "is a frame without columns; pass at least one column, or omit the variable")
-    raws = [_read_series(series, name) for series in frame.iter_columns()]
-    if len(raws) == 1:
-        return raws[0]._replace(columns=columns)
-    parts = []
-    for column, raw in zip(columns, raws, strict=True):
-        if isinstance(raw.data, list) or raw.categories is not None:
-            refuse(name, f"is a frame, and its column {column!r} holds classes; {SPLIT_ADVICE}")
-        check_indicators(raw.data, raw.missing, f"{name}/{column}", kind)
-        parts.append(float_copy(raw.data, raw.missing))
-    return Raw(np.stack(parts, axis=1), columns=columns)
-
-
-def _read_array(array: NDArray[Any], name: str) -> Raw:
+def _read_array(array: NDArray[Any], name: str) -> Numbers | ClassCodes:
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and array.shape[1] == 0):
         form = "is a scalar" if array.ndim == 0 else f"has the shape {array.shape}"
         refuse(name, f"{form}; pass one label per row, as (n,) or (n, k) with k > 0")
@@ -303,34 +247,154 @@ def _read_array(array: NDArray[Any], name: str) -> Raw:
         missing = np.ma.getmaskarray(array) if array.mask is not np.ma.nomask else None
         array = np.ma.getdata(array)
     if kind in "biuf":
-        return Raw(np.asarray(array), missing)
+        return Numbers(np.asarray(array), missing)
     if kind not in "OUT":
-        refuse(name, _DTYPE_ADVICE[kind])
+        refuse(name, _ADVICE[_FAMILY_OF_KIND[kind]])
     if missing is not None:
         array = array.astype(object)
         array[missing] = None
-    return _read_sequence(array.tolist(), name)
+    return _read_list(array.tolist(), name)
 
+
+def _read_series(series: Any, name: str) -> Numbers | ClassCodes:
+    import narwhals.stable.v2 as nw
+
+    declared = read_declared(series.to_native(), name)
+    if declared is not None:
+        return declared
+    dtype = series.dtype
+    if dtype.is_temporal():
+        refuse(name, _ADVICE["time"])
+    is_128_bit = dtype in (nw.Int128, nw.UInt128)  # NumPy has no integers of 128 bits
+    if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not is_128_bit):
+        missing = series.is_null().to_numpy()
+        if not missing.any():
+            return _read_array(series.to_numpy(), name)
+        # NumPy integers and booleans have no missing value: replace nulls, and mark them in a mask.
+        return Numbers(series.fill_null(False if dtype == nw.Boolean else 0).to_numpy(), missing)
+    return _read_list(series.to_list(), name)
+
+
+def _read_frame(frame: Any, name: str, kind: str | None) -> Numbers | ClassCodes:
+    names = tuple(map(str, frame.columns))
+    if not names:
+        refuse(name, "is a frame without columns; pass at least one column, or omit the variable")
+    columns = [_read_series(series, name) for series in frame.iter_columns()]
+    if len(columns) == 1:
+        one = columns[0]
+        return one if isinstance(one, ClassCodes) else one._replace(columns=names)
+    parts = []
+    for part, column in zip(names, columns, strict=True):
+        if (
+            isinstance(column, ClassCodes)
+            or column.values.ndim > 1
+            or column.values.dtype == object
+        ):
+            refuse(name, f"is a frame, and its column {part!r} holds classes; {SPLIT_ADVICE}")
+        check_indicators(column, f"{name}/{part}", kind)
+        parts.append(float_copy(column))
+    return Numbers(np.stack(parts, axis=1), columns=names)
+
+
+def read_declared(values: Any, name: str) -> ClassCodes | None:
+    """Read a pandas categorical or polars Enum; return None for other values."""
+    # From the native column: polars hashes all categories at each access to the dtype.
+    package = type(values).__module__.partition(".")[0]
+    if package == "pandas":
+        declared: Any = getattr(values, "array", values)
+        if type(declared).__name__ != "Categorical":
+            return None
+        codes = declared.codes
+    elif package == "polars":
+        declared = getattr(values, "dtype", None)
+        if type(declared).__name__ != "Enum":
+            return None
+        codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1).to_numpy()
+    else:
+        return None
+    names = _category_names(declared.categories, name)
+    return ClassCodes(names, np.array(codes, dtype=np.intp))
+
+
+# Categories of at most 16 columns, and their names, which all blocks of a column share: libraries
+# compare categories faster than Python reads them. The keys are the type and number of categories,
+# and the type and value of the last one.
+_names_of_categories: dict[tuple[Any, ...], tuple[Any, tuple[ClassName, ...]]] = {}
+
+
+def _category_names(categories: Any, name: str) -> tuple[ClassName, ...]:
+    """Return declared categories as class names, in the declared order."""
+    if not len(categories):
+        return ()
+    last = categories[-1]
+    key = type(categories), len(categories), type(last), last
+    entry = _names_of_categories.get(key)
+    if entry is None or not entry[0].equals(categories):
+        if len(_names_of_categories) >= 16:
+            _names_of_categories.clear()
+        names = _class_names(categories.to_list(), name)
+        entry = _names_of_categories[key] = categories, names
+    return entry[1]
+
+
+def _class_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
+    nested = next((category for category in categories if isinstance(category, tuple)), None)
+    if nested is not None:
+        refuse(name, f"has the category {nested!r:.80}, which cannot name a class; cast it to str")
+    column = _read_list(categories, name)
+    if isinstance(column, ClassCodes):
+        return tuple(column.classes[code] for code in column.codes.tolist())
+    is_float = column.values.dtype.kind == "f"
+    return tuple((whole_numbers(column, name)[0] if is_float else column.values).tolist())
+
+
+# -- Python objects ------------------------------------------------------------------------------
 
 # Largest bit length of an integer that names a class: files store class names as text, and Python
 # limits the conversion of integers to text (to 4300 digits by default).
 _MAX_BITS = 4096
 _PLAIN_TYPES = frozenset({str, bool, int, float, NoneType})
+# Families of types: the first match counts, because bool and np.timedelta64 are also Integral, and
+# integers are also Real.
+_FAMILIES: dict[str, tuple[type, ...]] = {
+    "missing": (NoneType, type(np.ma.masked)),
+    "bool": (bool, np.bool_),
+    "str": (str,),
+    "bytes": (bytes, bytearray),
+    "time": (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta),
+    "int": (numbers.Integral,),
+    "float": (numbers.Real, Decimal),
+    "complex": (numbers.Complex,),
+    "other": (object,),
+}
 
 
-def _read_sequence(values: list[Any], name: str) -> Raw:
+def _type_family(cls: type) -> str:
+    """Return the family of a type; labels of a variable are of one family, or int and float."""
+    if cls.__name__ in ("NAType", "NaTType"):
+        return "missing"
+    return next(family for family, types in _FAMILIES.items() if issubclass(cls, types))
+
+
+def _read_list(values: list[Any], name: str) -> Numbers | ClassCodes:
     """Read a list of scalars (one label per row), or a list of rows (several values per row)."""
     types = set(map(type, values))
     if types == {int}:
-        return Raw(_integers(values, name))
+        return Numbers(_integers(values, name))
     if types == {bool} or types == {float}:
-        return Raw(np.array(values))
+        return Numbers(np.array(values))
     if types == {str} or types == {str, NoneType}:
-        return Raw(values)
+        return _codes_of(values)
     if not types <= _PLAIN_TYPES:
         values = [_as_scalar_or_list(value, name) for value in values]
-        if any(isinstance(value, list | tuple) for value in values):
-            return _read_rows(values, name)
+        width = max((len(v) for v in values if isinstance(v, list | tuple)), default=None)
+        if width is not None:  # rows; an entry None is a row of missing values
+            table = np.empty(0, dtype=object)
+            with contextlib.suppress(ValueError):  # raised for rows of different shapes
+                table = np.array([[None] * width if v is None else v for v in values], dtype=object)
+            if table.ndim != 2 or width == 0:
+                refuse(name, "has rows of different or zero length, or nested rows; pass (n, k)")
+            return _read_objects(table.ravel().tolist(), table.shape, name)
     return _read_objects(values, (len(values),), name)
 
 
@@ -343,63 +407,48 @@ def _as_scalar_or_list(value: object, name: str) -> object:
     return value
 
 
-def _read_rows(values: list[Any], name: str) -> Raw:
-    """Read a list of rows; an entry None is a row of missing values."""
-    width = max(len(value) for value in values if isinstance(value, list | tuple))
-    table = np.empty(0, dtype=object)
-    with contextlib.suppress(ValueError):  # raised for rows of different shapes
-        table = np.array([[None] * width if v is None else v for v in values], dtype=object)
-    if table.ndim != 2 or width == 0:
-        refuse(name, "has rows of different or zero length, or nested rows; pass shape (n, k)")
-    return _read_objects(table.ravel().tolist(), table.shape, name)
-
-
-def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
-    """Read Python objects by their types; `values` are the entries of an array in C order."""
-    family_of_type = {cls: _type_family(cls) for cls in set(map(type, values))}
-    missing_types = {cls for cls, family in family_of_type.items() if family == "missing"}
-    nan_types = {cls for cls, family in family_of_type.items() if family in ("float", "time")}
-    missing_flags = [
-        type(value) in missing_types or (type(value) in nan_types and _is_nan(value))
-        for value in values
+def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Numbers | ClassCodes:
+    """Read Python objects by the families of their types, in the C order of an array."""
+    family_of = {cls: _type_family(cls) for cls in set(map(type, values))}
+    families = [family_of[type(value)] for value in values]
+    absent = [
+        family == "missing" or (family in ("float", "time") and _is_nan(value))
+        for family, value in zip(families, values, strict=True)
     ]
-    example = {
-        family_of_type[type(v)]: v
-        for v, is_missing in zip(values, missing_flags, strict=True)
-        if not is_missing
-    }
-    value_families = set(example)
-    missing = np.array(missing_flags, dtype=np.bool_).reshape(shape) if any(missing_flags) else None
-    for family, advice in _OBJECT_ADVICE.items():
-        if family in value_families:
+    example = {f: v for f, v, out in zip(families, values, absent, strict=True) if not out}
+    for family, advice in _ADVICE.items():
+        if family in example:
             refuse(name, f"{advice} (found {example[family]!r:.80})")
-    if not value_families:
-        return Raw(np.full(shape, np.nan), unknown=True)
-    if not (len(value_families) == 1 or value_families == {"int", "float"}):
+    if not example:
+        return Numbers(np.full(shape, np.nan), unknown=True)
+    if len(example) > 1 and example.keys() != {"int", "float"}:
         mixture = " and ".join(f"{v!r:.80} ({type(v).__name__})" for v in example.values())
         refuse(name, f"mixes types that do not agree: {mixture}; cast all labels to one type")
-    if "str" in value_families:
-        if shape[1:] not in ((), (1,)):
+    family = "float" if "float" in example else next(iter(example))
+    has_columns = shape[1:] not in ((), (1,))
+    if family == "str":
+        if has_columns:
             refuse(name, f"has several columns of strings; {SPLIT_ADVICE}")
-        pairs = zip(values, missing_flags, strict=True)
-        return Raw([None if is_missing else str.__str__(value) for value, is_missing in pairs])
-    filled = [0 if is_missing else v for v, is_missing in zip(values, missing_flags, strict=True)]
-    if "float" in value_families:
-        try:
-            floats = np.array([float(value) for value in filled])
-        except OverflowError:
-            refuse(name, "holds numbers that are too large for a float")
-        return Raw(floats.reshape(shape), missing)
-    if "bool" in value_families:
-        return Raw(np.array(filled, dtype=np.bool_).reshape(shape), missing)
-    integers = _integers([int(value) for value in filled], name)
-    if isinstance(integers, np.ndarray):
-        return Raw(integers.reshape(shape), missing)
-    if shape[1:] not in ((), (1,)):
+        pairs = zip(values, absent, strict=True)
+        return _codes_of([None if out else str.__str__(value) for value, out in pairs])
+    convert = {"int": int, "float": float, "bool": bool}[family]
+    try:
+        filled = [convert(0 if out else v) for v, out in zip(values, absent, strict=True)]
+    except OverflowError:
+        refuse(name, "holds numbers that are too large for a float")
+    array = _integers(filled, name) if family == "int" else np.array(filled, convert)
+    if has_columns and array.dtype.kind == "O":
         refuse(name, "has several columns of integers beyond 64 bits; cast them to float")
-    return Raw(
-        [None if is_missing else v for v, is_missing in zip(integers, missing_flags, strict=True)]
-    )
+    missing = np.array(absent, dtype=np.bool_).reshape(shape) if any(absent) else None
+    return Numbers(array.reshape(shape), missing)
+
+
+def _codes_of(values: list[str | None]) -> ClassCodes:
+    """Encode a list of class names; None is a missing label."""
+    classes = tuple(sorted(name for name in set(values) if name is not None))
+    code_of_name = {name: code for code, name in enumerate(classes)} | {None: -1}
+    codes = np.fromiter(map(code_of_name.__getitem__, values), dtype=np.intp, count=len(values))
+    return ClassCodes(classes, codes)
 
 
 def _is_nan(value: object) -> bool:
@@ -408,50 +457,32 @@ def _is_nan(value: object) -> bool:
     return value.is_nan() if isinstance(value, Decimal) else bool(value != value)
 
 
-def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
-    """Convert Python integers to an array, or return the list if a value exceeds int64."""
+def _integers(values: list[int], name: str) -> NDArray[Any]:
+    """Convert Python integers to an array, of dtype object if a value exceeds int64."""
     try:
         return np.array(values, dtype=np.int64)
     except OverflowError:
         longest = max(value.bit_length() for value in values)
         if longest > _MAX_BITS:
             refuse(name, f"holds an integer of {longest:,} bits; use strings as names of classes")
-        return values
+        return np.array(values, dtype=object)
 
 
-def _type_family(cls: type) -> str:
-    """Return the family of a type; labels of a variable are of one family, or int and float."""
-    if cls is NoneType or cls is type(np.ma.masked) or cls.__name__ in ("NAType", "NaTType"):
-        return "missing"
-    times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)
-    # The first match counts: bool and np.timedelta64 are also Integral, and integers are also Real.
-    for family, types in (
-        ("bool", (bool, np.bool_)),
-        ("str", (str,)),
-        ("bytes", (bytes, bytearray)),
-        ("time", times),
-        ("int", (numbers.Integral,)),
-        ("float", (numbers.Real, Decimal)),
-        ("complex", (numbers.Complex,)),
-    ):
-        if issubclass(cls, types):
-            return family
-    return "other"
+# -- numbers -------------------------------------------------------------------------------------
 
 
-def whole_numbers(
-    values: NDArray[Any], missing: NDArray[np.bool_] | None, name: str
-) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+def whole_numbers(column: Numbers, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
     """Convert floats that name classes to integers; return these and a mask of missing labels."""
-    is_missing = np.isnan(values) if missing is None else np.isnan(values) | missing
-    values = np.where(is_missing, 0, values)
+    is_missing = np.isnan(column.values)
+    if column.missing is not None:
+        is_missing |= column.missing
+    values = np.where(is_missing, 0, column.values)
     refuse_infinite(values, name)
     fractional = values != np.floor(values)
     if fractional.any():
+        found = values[fractional][0]
         refuse(
-            name,
-            f"must hold classes, but holds {values[fractional][0]}; bin the values, or cast them "
-            "to strings",
+            name, f"must hold classes, but holds {found}; bin the values, or cast them to strings"
         )
     # From 2**(nmant + 1) on, several integers round to the same float.
     limit = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 53)
@@ -464,29 +495,27 @@ def whole_numbers(
     return values.astype(np.int64), is_missing if is_missing.any() else None
 
 
-def check_indicators(
-    values: NDArray[np.generic], missing: NDArray[np.bool_] | None, name: str, kind: str | None
-) -> None:
+def check_indicators(column: Numbers, name: str, kind: str | None) -> None:
     """Raise LabelError for integers other than 0 and 1, unless `kind` is "continuous"."""
-    if values.dtype.kind not in "iu" or kind == "continuous":
+    if column.values.dtype.kind not in "iu" or kind == "continuous":
         return
-    invalid = (values != 0) & (values != 1)
-    if missing is not None:
-        invalid &= ~missing
+    invalid = (column.values != 0) & (column.values != 1)
+    if column.missing is not None:
+        invalid &= ~column.missing
     if invalid.any():
         refuse(
             name,
-            f"has several columns of integers (such as {values[invalid][0]}), which could be "
-            f"classes or numbers; for classes, {SPLIT_ADVICE}; for numbers, cast them to float",
+            f"has several columns of integers (such as {column.values[invalid][0]}), which could "
+            f"be classes or numbers; for classes, {SPLIT_ADVICE}; for numbers, cast them to float",
         )
 
 
-def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+def float_copy(column: Numbers) -> NDArray[np.float64]:
     """Return a C-contiguous float64 copy, with NaN for missing numbers."""
     with np.errstate(over="ignore"):  # `refuse_infinite` later reports an overflowing long double
-        copy = np.array(values, dtype=np.float64, order="C")
-    if missing is not None:
-        copy[missing] = np.nan
+        copy = np.array(column.values, dtype=np.float64, order="C")
+    if column.missing is not None:
+        copy[column.missing] = np.nan
     return copy
 
 
@@ -496,7 +525,6 @@ def refuse_infinite(values: NDArray[np.generic], name: str) -> None:
     if infinite.any():
         rows = np.flatnonzero(infinite.reshape(len(values), -1).any(axis=1))
         raise NonFiniteError(
-            f"variable {name!r} is infinite in row(s) {listed(rows.tolist())} of the block; a "
-            "common cause is a logarithm or a division by zero. Correct the values, or pass NaN "
-            "where the value is unknown"
+            f"variable {name!r} is infinite in row(s) {listed(rows.tolist())} of the block; "
+            "correct the values, or pass NaN where the value is unknown"
         )

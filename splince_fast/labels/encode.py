@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import described_type, warn
 from splince_fast.exceptions import (
+    InputError,
     LabelError,
     ManyClassesWarning,
     MissingLabelWarning,
@@ -17,23 +18,22 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels.containers import (
     SPLIT_ADVICE,
+    Numbers,
     check_indicators,
     float_copy,
     read_column,
     refuse,
     refuse_infinite,
-    refuse_length,
     variables_of,
     whole_numbers,
 )
-from splince_fast.labels.encoded import ClassCodes, Columns, Encoded
-from splince_fast.labels.names import VariableName, listed
+from splince_fast.labels.encoded import ClassCodes, Columns, Encoded, kind_of
+from splince_fast.labels.names import ClassName, VariableName, listed
 
 KINDS = ("classes", "continuous")
-# An integer column with more than this many distinct values gives a ManyClassesWarning.
+# More distinct integers than this give a ManyClassesWarning.
 MANY_CLASSES = 1000
-# A column of whole-number floats with at most this many distinct values gives a
-# WholeNumbersWarning.
+# At most this many distinct whole-number floats give a WholeNumbersWarning.
 FEW_VALUES = 20
 # Texts of missing values: str() of those of Python, NumPy and pandas, and an empty field of a file.
 _MISSING_AS_TEXT = frozenset(("None", "nan", "NaN", "NaT", "<NA>", ""))
@@ -52,23 +52,21 @@ def encode(
     Parameters
     ----------
     labels : None, mapping, frame, or one column
-        A mapping from variable names to columns (see :func:`encode_one`); a pandas or polars
-        frame or an Arrow table, with one variable per column; or a single column. A Series with
-        a name becomes the variable of this name; any other single column becomes the variable
-        ``default_name``. None and an empty mapping mean that the block has no labels.
+        Mapping from variable names to columns (see :func:`encode_one`); pandas or polars frame or
+        Arrow table, with one variable per column; or a single column. None and an empty mapping
+        mean that the block has no labels.
     n_rows : int
         Number of rows of the block, and of labels per variable.
     kinds : mapping, optional
-        Kind, "classes" or "continuous", by variable name. By default the type of the labels
-        determines the kind.
+        Kind, "classes" or "continuous", by variable name; by default, the type of the labels
+        determines it.
     joint : sequence of tuples of str
-        Tuples of names of class-coded variables. Each tuple becomes the name of an additional
-        variable, whose classes are the joint cells: the tuples of classes, one of each named
-        variable, that occur in the block. They are sorted by the class order of the first
-        variable, then of the second, and so on. The joint label of a row is missing if the
-        label of one of the variables is missing.
+        Tuples of names of class-coded variables. Each tuple names an additional variable, whose
+        classes are the tuples of classes that occur in the block (joint cells), in the order of
+        the classes of the first variable, then of the second, and so on. The joint label of a row
+        is missing if one of its labels is.
     default_name : str
-        Variable name of a single column that has no name.
+        Variable name of a single column that is no Series with a name.
 
     Returns
     -------
@@ -134,17 +132,15 @@ def encode_one(
     """Encode one variable of one block.
 
     Strings, booleans, integers and categoricals are classes; floats, ``Decimal`` and mixtures of
-    integers and floats are continuous. Values of shape (n, 1) are read as (n,). Values of shape
-    (n, k), k > 1, are k continuous columns. In these columns, integers must be indicators (0 or 1)
-    unless `kind` is "continuous", because class numbers are not quantities.
+    integers and floats are continuous. Values of shape (n, k), k > 1, are k continuous columns,
+    whose integers must be indicators (0 or 1), because class numbers are not quantities.
 
     Parameters
     ----------
     values : column
-        List or other sequence; NumPy array (also masked, or of objects); pandas or polars
-        Series, index or categorical; Arrow array; torch tensor on any device; SciPy sparse
-        matrix; any object with ``__array__``; a frame, for several columns; or ClassCodes, a
-        slice of ClassCodes, or Columns, which are returned unchanged.
+        Sequence; NumPy array (also masked, or of objects); pandas or polars Series, index or
+        categorical; Arrow array; torch tensor; SciPy sparse matrix; any object with ``__array__``;
+        a frame, for several columns; or ClassCodes or Columns, which are returned unchanged.
     n_rows : int
         Number of rows of the block.
     name : str
@@ -198,61 +194,56 @@ def _encode(
         raise LabelError(
             f"variable {name!r} has the unknown kind {kind!r}; choose from {listed(KINDS)}"
         )
-    if isinstance(values, ClassCodes):
-        if len(values) != n_rows:
-            refuse_length(values.codes, n_rows, name, of)
-        if kind == "continuous":
-            refuse(name, "cannot be continuous: it is encoded as classes")
-        return values
-    if isinstance(values, Columns):
-        if len(values.values) != n_rows:
-            refuse_length(values.values, n_rows, name, of)
-        if kind == "classes":
-            refuse(name, "cannot be classes: it is encoded as numbers")
-        return values
-    data, missing, names, categories, unknown = read_column(values, name, kind)
-    if len(data) != n_rows:
-        refuse_length(data, n_rows, name, of)
-    if kind == "continuous" and (isinstance(data, list) or categories is not None):
-        example = next((v for v in categories or data if v is not None), None)
-        refuse(name, f"cannot be continuous: it holds classes such as {example!r}")
-    if categories is not None:
-        if kind is None and len(categories) <= MANY_CLASSES:
-            _warn_of_missing_as_text(categories, name, by_kinds)
-        return ClassCodes(categories, np.array(data, dtype=np.intp))
-    if isinstance(data, list):
-        encoded = _class_codes_of_list(data)
-        if kind is None:
-            _warn_of_missing_as_text(encoded.classes, name, by_kinds)
+    if isinstance(values, ClassCodes | Columns):
+        column: Numbers | ClassCodes | Columns = values
+    elif type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "biuf":
+        column = Numbers(values)
     else:
-        if data.ndim == 2:
-            if data.shape[1] != 1:
-                if kind == "classes":
-                    refuse(name, "has several columns, so it cannot be classes; " + SPLIT_ADVICE)
-                check_indicators(data, missing, name, kind)
-                return _columns(data, missing, names, name)
-            data = data[:, 0]
-            missing = None if missing is None else missing[:, 0]
-        floats = data.dtype.kind == "f"
-        if kind == "continuous" or (kind is None and floats and not unknown):
-            columns = _columns(data, missing, names, name)
-            if kind is None:
-                _warn_of_whole_numbers(columns, name, by_kinds)
-            return columns
-        if floats:
-            data, missing = whole_numbers(data, missing, name)
-        distinct, codes = _distinct(data, missing)
-        encoded = ClassCodes(tuple(map(bool, distinct) if data.dtype == bool else distinct), codes)
-    classes = encoded.classes
-    if kind is None and len(classes) > MANY_CLASSES and type(classes[0]) is int:
+        column = read_column(values, name, kind)
+    rows = column.codes if isinstance(column, ClassCodes) else column.values
+    if len(rows) != n_rows:
+        hint = "pass one label per row, None or NaN where it is unknown"
+        if rows.shape[1:] == (n_rows,):
+            hint = f"its shape {rows.shape} looks transposed: pass its .T"
+        raise InputError(
+            f"variable {name!r} has {len(rows)} labels but {of} has {n_rows} rows; {hint}"
+        )
+    if not isinstance(column, Numbers):
+        if kind not in (None, kind_of(column)):
+            example = column.classes[:1] if isinstance(column, ClassCodes) else rows[:1].tolist()
+            refuse(name, f"cannot be {kind}: it holds {kind_of(column)} such as {listed(example)}")
+        if kind is None and isinstance(column, ClassCodes) and column is not values:
+            _warn_of_texts(column.classes, n_rows, name, by_kinds)
+        return column
+    if rows.ndim == 2:
+        if rows.shape[1] > 1:
+            if kind == "classes":
+                refuse(name, "has several columns, so it cannot be classes; " + SPLIT_ADVICE)
+            check_indicators(column, name, kind)
+            return _columns(column, name)
+        missing = None if column.missing is None else column.missing[:, 0]
+        column = column._replace(values=rows[:, 0], missing=missing)
+    is_float = rows.dtype.kind == "f"
+    if kind == "continuous" or (kind is None and is_float and not column.unknown):
+        if column.is_long:
+            refuse(name, f"cannot be continuous: it holds classes such as {column.values[0]}")
+        columns = _columns(column, name)
+        if kind is None:
+            _warn_of_whole_numbers(columns, name, by_kinds)
+        return columns
+    integers = whole_numbers(column, name) if is_float else (column.values, column.missing)
+    distinct, codes = _distinct(*integers)
+    if kind is None and len(distinct) > MANY_CLASSES:
         warn(
             f"variable {name!r} holds integers, read as classes, and more than {MANY_CLASSES:,} "
-            f"distinct values in one block; if they are quantities, pass "
-            f"{_choice(name, 'continuous', by_kinds)} or cast them to float; if not, "
+            f"values; for quantities pass {_choice(name, 'continuous', by_kinds)}; "
             f"{_choice(name, 'classes', by_kinds)} silences this warning",
             ManyClassesWarning,
         )
-    return encoded
+    return ClassCodes(tuple(map(bool, distinct) if rows.dtype.kind == "b" else distinct), codes)
+
+
+# --- warnings -----------------------------------------------------------------------------------
 
 
 def _choice(name: str, kind: str, by_kinds: bool) -> str:
@@ -262,26 +253,24 @@ def _choice(name: str, kind: str, by_kinds: bool) -> str:
     return f"labels.encode_one(column, len(column), name={name!r}, kind={kind!r})"
 
 
-def _warn_of_missing_as_text(classes: Sequence[object], name: str, by_kinds: bool) -> None:
+def _warn_of_texts(classes: tuple[ClassName, ...], n_rows: int, name: str, by_kinds: bool) -> None:
     """Warn if the name of a class is the text of a missing value, such as "nan"."""
+    if len(classes) > max(n_rows, MANY_CLASSES):  # declared classes, too many to look at
+        return
     matches = sorted(_MISSING_AS_TEXT.intersection(classes))
     if matches:
         warn(
-            f"variable {name!r} has the class {matches[0]!r}, which looks like a missing value "
-            "that was converted to text. Pass None or NaN for missing labels; if it is a class, "
-            f"{_choice(name, 'classes', by_kinds)} silences this warning (on the command line: "
-            f"--kind {name}=classes)",
+            f"variable {name!r} has the class {matches[0]!r}, which looks like a missing value in "
+            f"text; pass None or NaN for missing labels; {_choice(name, 'classes', by_kinds)} "
+            f"silences this warning (on the command line: --kind {name}=classes)",
             MissingLabelWarning,
         )
 
 
 def _warn_of_whole_numbers(columns: Columns, name: str, by_kinds: bool) -> None:
-    """Warn if floats look like class numbers: few distinct values, all whole and repeated.
-
-    pandas converts a column of integers to floats if a label is missing. Class numbers are then
-    read as quantities. With two distinct values both readings give the same eraser, because the
-    span of Cov(x, z) is the same.
-    """
+    """Warn if floats look like class numbers: few distinct values, all whole and repeated."""
+    # pandas converts integers to floats if a label is missing. With two distinct values both
+    # readings give the same eraser, because the span of Cov(x, z) is the same.
     values = columns.values[:, 0] if columns.present is None else columns.values[columns.present, 0]
     # The first 64 values suffice to recognise most quantities by a value that is not whole. With
     # fewer than 6 values, repeated whole numbers may be chance.
@@ -290,32 +279,17 @@ def _warn_of_whole_numbers(columns: Columns, name: str, by_kinds: bool) -> None:
     if np.abs(values).max() >= 2.0**53 or (values != np.floor(values)).any():
         return
     distinct = np.unique(values)
-    if not 3 <= len(distinct) <= min(FEW_VALUES, len(values) // 2):
-        return
-    examples = ", ".join(f"{value:.0f}" for value in distinct[:4])
-    warn(
-        f"variable {name!r} holds floats, read as numbers, although they take only "
-        f"{len(distinct)} values, all whole ({examples}{', ...' if len(distinct) > 4 else ''}): "
-        "classes become floats where a label is missing. If these are classes, cast them to "
-        f"integers (in pandas 'Int64') or pass {_choice(name, 'classes', by_kinds)}; if these are "
-        f"quantities, {_choice(name, 'continuous', by_kinds)} silences this warning (on the "
-        f"command line: --kind {name}=classes or --kind {name}=continuous)",
-        WholeNumbersWarning,
-    )
+    if 3 <= len(distinct) <= min(FEW_VALUES, len(values) // 2):
+        warn(
+            f"variable {name!r} holds floats, read as numbers, {len(distinct)} of them, all whole; "
+            "for classes cast them to integers (in pandas 'Int64') or pass "
+            f"{_choice(name, 'classes', by_kinds)}, for numbers kind 'continuous' (on the command "
+            f"line: --kind {name}=classes)",
+            WholeNumbersWarning,
+        )
 
 
 # --- class codes and columns of numbers ---------------------------------------------------------
-
-
-def _class_codes_of_list(values: list[Any]) -> ClassCodes:
-    """Encode a list of class names; None is a missing label."""
-    distinct_names = dict.fromkeys(values)
-    distinct_names.pop(None, None)
-    classes = tuple(sorted(distinct_names))
-    code_of_name: dict[Any, int] = {name: index for index, name in enumerate(classes)}
-    code_of_name[None] = -1
-    codes = np.fromiter(map(code_of_name.__getitem__, values), dtype=np.intp, count=len(values))
-    return ClassCodes(classes, codes)
 
 
 def _distinct(
@@ -329,42 +303,35 @@ def _distinct(
         return distinct, codes
     if n <= 1:
         return values.tolist(), np.zeros(n, dtype=np.intp)
-    low, high = int(values.min()), int(values.max())
-    if high - low > 4 * n + 1024:  # a lookup table of this range would be too large
+    smallest = values.min()
+    low, size = int(smallest), int(values.max()) - int(smallest) + 1
+    if size > 4 * n + 1024 or values.dtype.kind == "O":  # too large for a lookup table
         unique, codes = np.unique(values, return_inverse=True)
         return unique.tolist(), codes
-    if values.dtype.kind == "u":  # uint64 may exceed the range of intp before `low` is subtracted
-        offsets = (values - np.uint64(low)).astype(np.intp)
-    else:
-        offsets = values.astype(np.intp)
-        offsets -= low
-    if high - low > 1:
-        occurs = np.zeros(high - low + 1, dtype=np.bool_)
-        occurs[offsets] = True
-    if high - low <= 1 or occurs.all():
-        return list(range(low, high + 1)), offsets
-    table = np.cumsum(occurs, dtype=np.intp) - 1
-    return [low + offset for offset in np.flatnonzero(occurs).tolist()], table[offsets]
+    # Unsigned integers beyond int64 wrap around, as the smallest one does: offsets are exact.
+    offsets = np.subtract(values.astype(np.int64), smallest.astype(np.int64), dtype=np.int64)
+    offsets = offsets.astype(np.intp, copy=False)
+    if size <= 2:
+        return list(range(low, low + size)), offsets
+    occurs = np.zeros(size, dtype=np.bool_)
+    occurs[offsets] = True
+    distinct = [low + offset for offset in np.flatnonzero(occurs).tolist()]
+    if len(distinct) == size:
+        return distinct, offsets
+    return distinct, (np.cumsum(occurs, dtype=np.intp) - 1)[offsets]
 
 
-def _columns(
-    data: NDArray[np.generic],
-    missing: NDArray[np.bool_] | None,
-    names: tuple[str, ...] | None,
-    name: str,
-) -> Columns:
-    values = float_copy(data, missing)
+def _columns(column: Numbers, name: str) -> Columns:
+    values = float_copy(column)
     if values.ndim == 1:
-        values = values.reshape(-1, 1)
+        values = values[:, None]
     present = None
     if not np.isfinite(values).all():
         refuse_infinite(values, name)
         missing_rows: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
         values[missing_rows] = 0.0
         present = ~missing_rows
-    if names is None:
-        names = ("0",) if values.shape[1] == 1 else tuple(map(str, range(values.shape[1])))
-    return Columns(names, values, present)
+    return Columns(column.columns or tuple(map(str, range(values.shape[1]))), values, present)
 
 
 # --- joint cells --------------------------------------------------------------------------------

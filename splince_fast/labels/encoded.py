@@ -18,10 +18,9 @@ class ClassCodes:
     Attributes
     ----------
     classes : tuple of str, bool, int or tuple
-        Class names. They are the sorted classes that occur in the block; for a pandas
-        categorical or a polars Enum, they are all declared categories, in the declared order.
-        Tuples name joint cells. Empty if every label is missing and no category is declared; the
-        variable may then be of either kind, classes or continuous.
+        Names of the classes that occur in the block, sorted; tuples for joint cells. For a pandas
+        categorical or a polars Enum, all declared categories, in the declared order. Empty if every
+        label is missing; the variable may then be of either kind.
     codes : ndarray of intp, shape (n,)
         For each row, the index of its class in ``classes``; -1 for a missing label.
 

@@ -47,7 +47,7 @@ def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
     ('U', 'O')
     """
     names = list(classes)
-    if len(kinds := set(map(type, names))) == 1 and kinds <= {str, bool, int}:
+    if set(map(type, names)) in ({str}, {bool}, {int}):
         plain = np.array(names)
         if plain.tolist() == names:
             return plain
@@ -99,16 +99,11 @@ def names_from_json(obj: object) -> tuple[ClassName, ...]:
 
 def _check_names(names: tuple[Any, ...], error: type[SplinceError]) -> None:
     """Raise `error` if a class name is invalid or occurs twice."""
-    keys = set()
     for name in names:
         parts = name if isinstance(name, tuple) else (name,)
         if not parts or any(type(part) not in (str, bool, int) for part in parts):
-            raise error(
-                f"{name!r} cannot name a class; names are str, bool or int, or non-empty tuples "
-                "of these"
-            )
-        keys.add(class_key(name))
-    if len(keys) < len(names):
+            raise error(f"{name!r} cannot name a class; use str, bool, int, or a tuple of these")
+    if len(set(map(class_key, names))) < len(names):
         raise error(f"a class name occurs twice among {listed(names)}")
 
 

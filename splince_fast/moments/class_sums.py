@@ -135,10 +135,10 @@ class ClassSums:
                 return -1
             return self.position_by_key.get(class_key(column.item()), -1)
         declared = read_declared(column, name)
-        if declared is None or self._last_lookup is None or len(declared.data) != 1:
+        if declared is None or self._last_lookup is None or len(declared) != 1:
             return -1
         classes, lookup = self._last_lookup
-        return int(lookup[declared.data[0]]) if declared.categories is classes else -1
+        return int(lookup[declared.codes[0]]) if declared.classes is classes else -1
 
     def label_sums(self, labels: Codes, weight: Float | None) -> LabelSums:
         # Class sums only for classes that occur in `labels`; missing labels, -1, have none.

@@ -1,4 +1,4 @@
-"""sources (all modules), _runtime.rows, _runtime.extras: equal rows from every container.
+"""sources (all modules), _runtime.rows, _runtime.arguments: equal rows from every container.
 
 Also resuming, reading ahead, and errors that name a place.
 """
