@@ -265,7 +265,7 @@ def test_rows_of_a_recomputation_are_not_counted() -> None:
     older = model.gradient_checkpointing_enable
     getattr(model, "activation_checkpointing_enable", older)()
     batch, before = text_batches(n=8)[0], hooks_in(model)
-    collector = Collector.of(
+    collector = Collector(
         model, SITE, labels="gender", tokens="body", side="output", feature_dim=-1,
         output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
     )  # fmt: skip
