@@ -1,4 +1,4 @@
-"""nn.collection, nn.collected, nn.accumulate, nn.running: moments of activations.
+"""nn.collection, nn.accumulate, nn.running: moments of activations.
 
 The reference is two passes over stored activations.
 """
@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, identity, state_of, tiny  # noqa: E402
+from nn.conftest import hooks_in, identity, module, state_of, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import accumulate  # noqa: E402
 from splince_fast.nn.collection import Collector  # noqa: E402
@@ -532,15 +532,8 @@ def test_pairs_that_cannot_be_read() -> None:
 
 
 def test_tuples_are_positional_arguments_of_a_model_that_takes_them() -> None:
-    class Sum(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(3, 4)
-
-        def forward(self, a: Any, b: Any) -> Any:
-            return self.linear(a + b)
-
-    x, z, model = torch.randn(60, 3), torch.arange(60) % 2, Sum()
+    x, z = torch.randn(60, 3), torch.arange(60) % 2
+    model = module(lambda self, a, b: self.linear(a + b), linear=torch.nn.Linear(3, 4))
     found = snn.collect(model, [(x, x)], "linear", labels=lambda batch: {"z": z})
     expected = np.cov(model.linear(2 * x).detach().double().numpy().T)
     np.testing.assert_allclose(found["linear"].covariance(), expected, rtol=1e-5, atol=1e-6)
