@@ -43,7 +43,7 @@ from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import SelectedRows, SiteSums, accumulation_device, check_memory
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site, format_table
-from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, TokenRule
+from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, Selection, TokenRule
 from splince_fast.projection import Projection
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
@@ -308,6 +308,17 @@ def watching(
         yield
 
 
+def selected_rows(
+    name: str, value: object, placement: Placement, selections: CallSelections
+) -> tuple[Tensor, Tensor | None, Selection]:
+    """Return the rows (..., d) of a site, the mask of the selected ones, and their selection."""
+    rows, selection = sites.pick_rows(name, value, placement)[0].detach(), selections.current(name)
+    mask, token_mask = selection.mask_for(name, rows), selection.mask
+    if mask is not None and token_mask is not None and mask.ndim < token_mask.ndim:
+        rows, mask = rows.unflatten(0, token_mask.shape), mask.view(token_mask.shape)
+    return rows, mask, selection
+
+
 class Collector:
     """Hooks of passes over the data, and the sums that the hooks accumulate."""
 
@@ -395,10 +406,9 @@ class Collector:
         """Add the selected rows of a site; `value` is the output or the input of its module."""
         if self._stopped or sites.in_backward():
             return
-        rows = sites.pick_rows(name, value, self.placement)[0].detach()
+        rows, mask, selection = selected_rows(name, value, self.placement, self.selections)
         self.calls[name] += 1
         self.widths[name] = int(rows.shape[-1])
-        selection = self.selections.current(name)
         self.applied_rule = self.applied_rule or selection.rule
         if self.applied_rule != selection.rule:
             raise SiteError(
@@ -406,9 +416,6 @@ class Collector:
                 f"earlier calls had {self.applied_rule!r}: only some calls have tokens. Collect at "
                 "such sites one by one, or pass tokens='all'"
             )
-        mask, token_mask = selection.mask_for(name, rows), selection.mask
-        if mask is not None and token_mask is not None and mask.ndim < token_mask.ndim:
-            rows, mask = rows.unflatten(0, token_mask.shape), mask.view(token_mask.shape)
         shape = tuple(rows.shape[:-1])
         key = (None if mask is None else selection, shape)
         if key not in self._selected:

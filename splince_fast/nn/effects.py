@@ -25,7 +25,14 @@ from splince_fast.exceptions import (
 )
 from splince_fast.moments.parameters import check_random_state
 from splince_fast.nn import running, sites
-from splince_fast.nn.collection import Labels, label_keys, read_labels, row_labels, watching
+from splince_fast.nn.collection import (
+    Labels,
+    label_keys,
+    read_labels,
+    row_labels,
+    selected_rows,
+    watching,
+)
 from splince_fast.nn.eraser import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Placement
@@ -241,8 +248,7 @@ class _Sampler:
         """Add the rows of a call to the sample of a site."""
         if not self.labels:
             return
-        rows = sites.pick_rows(name, value, self._placement)[0].detach()
-        mask = self.selections.current(name).mask_for(name, rows)
+        rows, mask, _ = selected_rows(name, value, self._placement, self.selections)
         shape, place = tuple(rows.shape[:-1]), (name, self.phase)
         positions = np.arange(math.prod(shape))
         if mask is not None:

@@ -307,6 +307,10 @@ def test_rows_of_all_tokens_on_one_axis_are_those_of_sequences() -> None:
     assert flat.n_rows == rows.n_rows
     assert np.array_equal(flat.mean, rows.mean)
     assert np.array_equal(flat.cross_covariance("name"), rows.cross_covariance("name"))
+    router = f"{block}.gate"
+    erasers = snn.fit_layers(model, batches, router, "leace", erase="gender", side="input")
+    change = next(r for r in snn.effect(model, erasers, batches) if r["metric"] == "change")
+    assert change["n"] == flat.n_rows
 
 
 def test_non_finite_rows_are_named(path: str) -> None:
