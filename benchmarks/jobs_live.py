@@ -156,7 +156,7 @@ def _state_bytes() -> Numbers:
     from splince_fast.nn.collection import Collector
 
     model, short, _ = _model()
-    collector = Collector.of(
+    collector = Collector(
         model, _BLOCKS, labels=_label, tokens="all", side="output", feature_dim=-1,
         output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
     )  # fmt: skip

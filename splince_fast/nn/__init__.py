@@ -20,8 +20,7 @@ from splince_fast.exceptions import (
 if TYPE_CHECKING:
     from splince_fast.nn.collection import Collected, collect
     from splince_fast.nn.effects import effect
-    from splince_fast.nn.eraser import Eraser
-    from splince_fast.nn.erasers import Erasers
+    from splince_fast.nn.eraser import Eraser, Erasers
     from splince_fast.nn.folding import Folded, fold
     from splince_fast.nn.installed import Installed, install
     from splince_fast.nn.layers import fit_layers
@@ -53,7 +52,7 @@ if not TYPE_CHECKING:
         {
             "Collected": "collection",
             "Eraser": "eraser",
-            "Erasers": "erasers",
+            "Erasers": "eraser",
             "Folded": "folding",
             "Installed": "installed",
             "Site": "sites",

@@ -5,40 +5,44 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg import block_diag
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.arguments import as_names, described_type, warn
+from splince_fast._runtime.arguments import as_names, check_keywords, described_type, warn
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
     LabelError,
     NeverCalledError,
+    NothingErasedWarning,
     OnePassWarning,
     SiteError,
+    SplinceError,
 )
 from splince_fast.labels import encode
 from splince_fast.labels.names import listed
-from splince_fast.methods.table import Function
+from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.moments import from_record, to_record
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import SelectedRows, SiteSums, accumulation_device, check_memory
-from splince_fast.nn.erasers import Erasers, block_diagonal, fit_site
+from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site, format_table
-from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, TokenRule
+from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, Selection, TokenRule
 from splince_fast.projection import Projection
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
@@ -233,6 +237,55 @@ class Collected(BySite):
     __repr__ = __str__
 
 
+def block_diagonal(projections: Sequence[Projection]) -> Projection:
+    """Return the projection of concatenated features, with one diagonal block per projection."""
+    if len(projections) == 1:
+        return projections[0]
+    left = block_diag(*(p.left for p in projections))
+    right = block_diag(*(p.right for p in projections))
+    mean = np.concatenate([p.mean for p in projections])
+    return Projection(left, right, mean, method=projections[0].method)
+
+
+def fit_site(
+    name: str,
+    moments: Moments,
+    method: str | Function | None,
+    erase: object,
+    keep: object,
+    options: Mapping[str, object],
+    erased_before: bool = False,
+) -> Projection:
+    """Fit the eraser of one site; errors and the warning that nothing was erased name the site."""
+    entry = method_of(method, keep)
+    if entry.needs_labels:
+        raise InputError(
+            f"the erasers of {entry.label} need labels, which a running model does not have; use "
+            "'leace' or 'splince'"
+        )
+    check_keywords(options, entry.function, without=("moments", "erase", "keep"))
+    if keep is not None:
+        options = {**options, "keep": keep}
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            projection = cast(Projection, entry.function(moments, erase=erase, **options))
+    except SplinceError as error:
+        error.args = (f"at the site {name!r}: {error}", *error.args[1:])
+        raise
+    for warning in caught:
+        text = str(warning.message)
+        if issubclass(warning.category, NothingErasedWarning):
+            if erased_before:
+                text = (
+                    "nothing was erased, and the eraser is the identity; the erasers of the sites "
+                    "before it probably removed the association"
+                )
+            text = f"at the site {name!r}: {text}"
+        warn(text, warning.category)
+    return projection
+
+
 @contextmanager
 def watching(
     model: Module,
@@ -254,36 +307,22 @@ def watching(
         yield
 
 
-@dataclass(eq=False)
+def selected_rows(
+    name: str, value: object, placement: Placement, selections: CallSelections
+) -> tuple[Tensor, Tensor | None, Selection]:
+    """Return the rows (..., d) of a site, the mask of the selected ones, and their selection."""
+    rows, selection = sites.pick_rows(name, value, placement)[0].detach(), selections.current(name)
+    mask, token_mask = selection.mask_for(name, rows), selection.mask
+    if mask is not None and token_mask is not None and mask.ndim < token_mask.ndim:
+        rows, mask = rows.unflatten(0, token_mask.shape), mask.view(token_mask.shape)
+    return rows, mask, selection
+
+
 class Collector:
-    """Hooks of one pass over the data, and the sums that the hooks accumulate."""
+    """Hooks of passes over the data, and the sums that the hooks accumulate."""
 
-    modules: Mapping[str, Module]  # by site
-    token_rule: TokenRule
-    placement: Placement
-    labels: Labels
-    by_sequence: bool  # whether the rows of each sequence have total weight 1
-    device: torch.device | None  # of the sums; None for the device of the activations
-    parameters: Parameters
-    stops: bool = False  # whether a call ends after the first call of a site
-
-    def __post_init__(self) -> None:
-        self.selections = CallSelections(self.token_rule)
-        self.sums: dict[str, SiteSums] = {}  # by site or head, in the order of the first calls
-        self.calls = dict.fromkeys(self.modules, 0)
-        self.widths: dict[str, int] = {}
-        self.applied_rule: str | None = None  # token rule of the calls; None before the first
-        self.n_batches = self.n_sequences = 0  # sequences with selected tokens
-        self._work = Workspace()
-        # The attributes below are the state of the current batch.
-        self._batch_labels: dict[str, object] = {}
-        self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
-        self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
-        self._stopped = False
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: Module,
         at: Any,
         *,
@@ -294,8 +333,8 @@ class Collector:
         device: object,
         options: Mapping[str, Any],
         **placement: Any,
-    ) -> Collector:
-        """Return a collector for the arguments of :func:`collect`; raise InputError if invalid."""
+    ) -> None:
+        """Check the arguments of :func:`collect`; raise InputError if one is invalid."""
         unknown = set(options) - {"kinds", "joint"}
         if unknown:
             raise InputError(
@@ -304,15 +343,29 @@ class Collector:
             )
         if weight not in ("token", "sequence"):
             raise InputError(f"weight is {weight!r}; it must be 'token' or 'sequence'")
-        return cls(
-            modules=sites.find(model, at),
-            token_rule=TokenRule.of(None if tokens == "body" else tokens, skip_ids),
-            placement=Placement(**placement),
-            labels=labels,
-            by_sequence=weight == "sequence",
-            device=None if device == "model" else _device(device),
-            parameters=Parameters.of(None, options.get("kinds"), options.get("joint") or ()),
-        )
+        self.token_rule = TokenRule.of(None if tokens == "body" else tokens, skip_ids)
+        self.placement = Placement(**placement)
+        self.labels, self.weight = labels, weight
+        # Device of the sums; None for the device of the activations.
+        self.device = None if device == "model" else _device(device)
+        self.parameters = Parameters.of(None, options.get("kinds"), options.get("joint") or ())
+        self.start(sites.find(model, at))
+
+    def start(self, modules: Mapping[str, Module], stops: bool = False) -> None:
+        """Begin a pass over modules by site; a call may end after the first call of a site."""
+        self.modules, self._stops = modules, stops
+        self.selections = CallSelections(self.token_rule)
+        self.sums: dict[str, SiteSums] = {}  # by site or head, in the order of the first calls
+        self.calls = dict.fromkeys(modules, 0)
+        self.widths: dict[str, int] = {}
+        self.applied_rule: str | None = None  # token rule of the calls; None before the first
+        self.n_batches = self.n_sequences = 0  # sequences with selected tokens
+        self._work = Workspace()
+        # The attributes below are the state of the current batch.
+        self._batch_labels: dict[str, object] = {}
+        self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
+        self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
+        self._stopped = False
 
     def run(
         self, model: Module, batches: Iterable[Any], forward: Any, progress: bool | None
@@ -352,10 +405,9 @@ class Collector:
         """Add the selected rows of a site; `value` is the output or the input of its module."""
         if self._stopped or sites.in_backward():
             return
-        rows = sites.pick_rows(name, value, self.placement)[0].detach()
+        rows, mask, selection = selected_rows(name, value, self.placement, self.selections)
         self.calls[name] += 1
         self.widths[name] = int(rows.shape[-1])
-        selection = self.selections.current(name)
         self.applied_rule = self.applied_rule or selection.rule
         if self.applied_rule != selection.rule:
             raise SiteError(
@@ -363,9 +415,6 @@ class Collector:
                 f"earlier calls had {self.applied_rule!r}: only some calls have tokens. Collect at "
                 "such sites one by one, or pass tokens='all'"
             )
-        mask, token_mask = selection.mask_for(name, rows), selection.mask
-        if mask is not None and token_mask is not None and mask.ndim < token_mask.ndim:
-            rows, mask = rows.unflatten(0, token_mask.shape), mask.view(token_mask.shape)
         shape = tuple(rows.shape[:-1])
         key = (None if mask is None else selection, shape)
         if key not in self._selected:
@@ -375,7 +424,7 @@ class Collector:
             flat, keys = selected.rows_of(rows.reshape(-1, rows.shape[-1])), self._keys(name)
             for head, head_rows in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
                 self._sums_of(head, head_rows).add(head_rows, selected)
-        if self.stops:
+        if self._stops:
             self._stopped = True
             raise running.StopForward
 
@@ -386,7 +435,7 @@ class Collector:
         sequence, columns = row_labels(self._batch_labels, shape, positions)
         kinds, joint = self.parameters.kinds or None, self.parameters.joint
         encoded = encode(columns, len(positions), kinds=kinds, joint=joint)
-        weight = 1.0 / np.bincount(sequence)[sequence] if self.by_sequence else None
+        weight = 1.0 / np.bincount(sequence)[sequence] if self.weight == "sequence" else None
         if not self._selected:
             self._counted = np.zeros(shape[0], bool)
         if len(self._counted) == shape[0]:  # the number of sequences of the first site
@@ -426,8 +475,7 @@ class Collector:
                 moments[key] = empty() if sums is None else sums.result()
                 collected_sites.append(Site(key, kind, width // len(keys), self.calls[name]))
         rule = self.token_rule.rule if callable(self.token_rule.rule) else self.applied_rule
-        weight = "sequence" if self.by_sequence else "token"
-        spec = CollectionSpec(self.placement, rule, self.token_rule.skip_ids, weight)
+        spec = CollectionSpec(self.placement, rule, self.token_rule.skip_ids, self.weight)
         return Collected(moments, collected_sites, spec, n_sequences=self.n_sequences)
 
 
@@ -596,7 +644,7 @@ def collect(
     (['1', '2'], 200)
     """
     inner = running.unwrap(model)
-    collector = Collector.of(
+    collector = Collector(
         inner, at, labels=labels, tokens=tokens, side=side, feature_dim=feature_dim, output=output,
         heads=heads, weight=weight, skip_ids=skip_ids, device=device, options=moments,
     )  # fmt: skip

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,15 @@ from splince_fast.exceptions import (
 )
 from splince_fast.moments.parameters import check_random_state
 from splince_fast.nn import running, sites
-from splince_fast.nn.collection import Labels, label_keys, read_labels, row_labels, watching
-from splince_fast.nn.erasers import read_erasers
+from splince_fast.nn.collection import (
+    Labels,
+    label_keys,
+    read_labels,
+    row_labels,
+    selected_rows,
+    watching,
+)
+from splince_fast.nn.eraser import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Placement
 from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, TokenRule
@@ -120,7 +128,7 @@ def effect(
     running.check_inputs(texts, forward, "texts")
     rule = TokenRule.of(spec.applied if tokens is None else tokens, spec.skip_ids)
     modules = sites.find(inner, list(by_site) if at is None else at)
-    sampler = _Sampler(modules, rule, spec.placement, int(max_rows), random_state)
+    sampler = _Sampler(rule, spec.placement, int(max_rows), random_state)
     device, names = running.device_of(inner), labels
     sums = np.zeros((2, 2))  # of the loss and of its tokens, without and with erasers
     with (
@@ -227,29 +235,27 @@ def _site_records(
 class _Sampler:
     """Random samples of the selected rows at each site, the same rows without and with erasers."""
 
-    def __init__(
-        self, names: Iterable[str], rule: TokenRule, placement: Placement, max_rows: int, seed: int
-    ) -> None:
+    def __init__(self, rule: TokenRule, placement: Placement, max_rows: int, seed: int) -> None:
         self.labels: dict[str, Any] = {}  # of the batch; without labels nothing is sampled
         self.batch = self.phase = 0  # number of the batch; phase 1 with erasers
         self.selections = CallSelections(rule)
         self._placement, self._max_rows, self._seed = placement, max_rows, seed
-        self._samples = {(name, phase): _Sample([], {}) for name in names for phase in (0, 1)}
+        self._calls: dict[tuple[str, int], list[Columns]] = defaultdict(list)
+        # The batch and the number of selected rows of each call.
+        self._counts: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
 
     def add(self, name: str, value: object) -> None:
         """Add the rows of a call to the sample of a site."""
         if not self.labels:
             return
-        rows = sites.pick_rows(name, value, self._placement)[0].detach()
-        mask = self.selections.current(name).mask_for(name, rows)
-        shape, sample = tuple(rows.shape[:-1]), self._samples[name, self.phase]
+        rows, mask, _ = selected_rows(name, value, self._placement, self.selections)
+        shape, place = tuple(rows.shape[:-1]), (name, self.phase)
         positions = np.arange(math.prod(shape))
         if mask is not None:
             positions = np.flatnonzero(mask.cpu().numpy())
         # The sample has the rows with the smallest keys, which are random numbers.
-        counts = sample.counts.setdefault(self.batch, [])
-        seed = (self._seed, self.batch, len(counts), len(positions))
-        counts.append(len(positions))
+        seed = (self._seed, len(self._counts[place]), len(positions))
+        self._counts[place].append((self.batch, len(positions)))
         keys = np.random.default_rng(seed).random(len(positions))
         chosen = _smallest(keys, self._max_rows)
         positions = positions[chosen]
@@ -260,37 +266,30 @@ class _Sampler:
         }
         sequence = self.batch * _MAX_SEQUENCES + sequence
         columns |= {_KEY: keys[chosen], _ROWS: flat.float().cpu().numpy(), _SEQUENCE: sequence}
-        sample.calls.append(columns)
-        if sum(len(call[_KEY]) for call in sample.calls) > 2 * self._max_rows:
-            sample.calls[:] = [sample.columns(self._max_rows)]
+        self._calls[place].append(columns)
+        if sum(len(call[_KEY]) for call in self._calls[place]) > 2 * self._max_rows:
+            self._calls[place] = [self._sample(place)]
+
+    def _sample(self, place: tuple[str, int]) -> Columns:
+        calls = self._calls[place]
+        joined = {key: np.concatenate([call[key] for call in calls]) for key in calls[0]}
+        chosen = _smallest(joined[_KEY], self._max_rows)
+        return {key: column[chosen] for key, column in joined.items()}
 
     def result(self, name: str) -> tuple[NDArray[np.float64], Columns]:
         """Return the sampled rows (2, n, d) of a site without and with erasers, and labels."""
-        first, second = (self._samples[name, phase] for phase in (0, 1))
-        if first.counts != second.counts:
+        if self._counts[name, 0] != self._counts[name, 1]:
             raise SiteError(
                 f"the site {name!r} runs on other rows with the erasers than without them; pass "
                 "forward= with a fixed number of calls, or choose another site by at="
             )
-        if not any(map(sum, first.counts.values())):
+        if not any(n for _, n in self._counts[name, 0]):
             raise NeverCalledError(
                 f"the site {name!r} never ran on selected tokens; choose the module that contains "
                 "it, or other tokens"
             )
-        before, after = (sample.columns(self._max_rows) for sample in (first, second))
+        before, after = (self._sample((name, phase)) for phase in (0, 1))
         return np.stack([before[_ROWS], after[_ROWS]]).astype(np.float64), before
-
-
-class _Sample(NamedTuple):
-    """Rows and labels of calls, and the number of selected rows of each call by batch."""
-
-    calls: list[Columns]
-    counts: dict[int, list[int]]
-
-    def columns(self, max_rows: int) -> Columns:
-        joined = {k: np.concatenate([call[k] for call in self.calls]) for k in self.calls[0]}
-        chosen = _smallest(joined[_KEY], max_rows)
-        return {key: column[chosen] for key, column in joined.items()}
 
 
 def _smallest(keys: NDArray[np.float64], n: int) -> NDArray[np.intp]:

@@ -1,19 +1,23 @@
-"""Torch module of an eraser, which computes in at least float32 for every dtype of a model."""
+"""Torch module of an eraser, which computes in at least float32, and erasers of several sites."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.arguments import described_type
+from splince_fast._runtime import files
+from splince_fast._runtime.arguments import described_type, warn
 from splince_fast._runtime.torch_rows import erased_by_torch
-from splince_fast.exceptions import InputError
-from splince_fast.projection import Projection, shift_of
+from splince_fast.exceptions import InputError, OtherTokensWarning
+from splince_fast.nn.sites import BySite, CollectionSpec, format_table
+from splince_fast.projection import Projection, from_record, shift_of, to_record
 
 
 def check_projection(value: object) -> None:
@@ -185,3 +189,106 @@ def no_autocast(x: Tensor) -> AbstractContextManager[object]:
         return nullcontext()
     disabled: AbstractContextManager[object] = torch.autocast(device_type, enabled=False)
     return disabled
+
+
+class Erasers(BySite):
+    """Projections by site; a mapping from names to :class:`Projection`.
+
+    Made by :func:`fit_layers` or :meth:`Collected.erasers`, and installed by :func:`install`.
+
+    Parameters
+    ----------
+    values : mapping of str to Projection
+        Projections by site, in the order in which the sites run.
+    sites : iterable of Site
+        Names, classes and widths of the modules, in the same order.
+    recipe : CollectionSpec
+        The specification of the collection.
+    **extra
+        ``sequential``, whether each projection was fitted with all earlier projections installed,
+        so that all are exact when installed together.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+    >>> z = torch.arange(60) % 2
+    >>> batches = [{"input": torch.randn(60, 3) + z[:, None], "z": z}]
+    >>> erasers = snn.fit_layers(model, batches, ["0", "1"], sf.leace, erase="z", labels="z")
+    >>> list(erasers), erasers.sequential
+    (['0', '1'], True)
+    """
+
+    _KIND = "erasers"
+    _CONVERTERS = (to_record, from_record)
+    _EXTRA_ATTRIBUTES = {"sequential": bool}  # noqa: RUF012
+    sequential: bool
+
+    @property
+    def apply_to(self) -> Any:
+        """The rule for the tokens that :func:`install` changes."""
+        return self._recipe.applied
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            The file, which is replaced atomically; its suffix is ``.safetensors`` or empty.
+        """
+        super().save(files.eraser_path(path))
+
+    def _check_tokens(self, tokens: object) -> None:
+        """Warn if `tokens` differ from the tokens that the erasers changed during the fit."""
+        fit_rule = self.apply_to
+        if self.sequential and len(self) > 1 and tokens != fit_rule and fit_rule != "a function":
+            warn(
+                f"these erasers of {len(self)} sites were fitted one after the other with tokens "
+                f"{fit_rule!r} erased, and tokens {tokens!r} are erased now: later sites have "
+                "other activations than in the fit and keep part of the concept. Fit them with "
+                f"fit_layers(..., apply_to={tokens!r})",
+                OtherTokensWarning,
+            )
+
+    def __str__(self) -> str:
+        rows = []
+        for name, projection in self.items():
+            report, cells = projection.report, ["-"] * 5
+            if report is not None:
+                cells[0], cells[2] = f"{report.n_rows:,}", f"{report.amplification:.3g}"
+                if report.distortion is not None:
+                    cells[1] = f"{100 * report.distortion:.3g} %"
+                erased = [v for v in report.variables if v.role == "erased"]
+                if erased:
+                    worst = max(erased, key=lambda v: v.residual)
+                    cells[3:] = f"{worst.residual:.1e}", f"{worst.bound:.1e}"
+            rows.append((name, str(projection.rank), *cells))
+        fit_order = "layer by layer" if self.sequential else "in one pass"
+        rules = self._recipe.to_dict()
+        heading = f"fitted {fit_order}, tokens {rules['tokens']}"
+        if rules["apply_to"] is not None:
+            heading += f", applied to {rules['apply_to']}"
+        if rules["bias"] == "drop":
+            heading += ", means dropped"
+        columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
+        return format_table(heading, columns, rows)
+
+    __repr__ = __str__
+
+
+def read_erasers(erasers: Any) -> tuple[Mapping[Any, Any], CollectionSpec]:
+    """Return erasers by site, from a file or a mapping, and the specification of their fit."""
+    if isinstance(erasers, str | os.PathLike):
+        erasers = Erasers.load(erasers)
+    if not isinstance(erasers, Mapping):
+        if hasattr(erasers, "label_kinds"):
+            check_projection(erasers)
+        raise InputError(
+            f"erasers is {described_type(erasers)}; pass Erasers, the path of a file with Erasers, "
+            "or a mapping of names to projections, such as {'norm': projection}"
+        )
+    spec = erasers.recipe if isinstance(erasers, Erasers) else CollectionSpec(tokens=None)
+    return erasers, spec

@@ -23,10 +23,10 @@ from splince_fast._runtime.arguments import warn
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
-from splince_fast.nn.eraser import Eraser, check_projection, eraser_for
-from splince_fast.nn.erasers import read_erasers
+from splince_fast.nn.eraser import check_projection, eraser_for, read_erasers
 from splince_fast.nn.hooks import SiteHook
 from splince_fast.nn.sites import Placement
+from splince_fast.nn.tokens import CallSelections, TokenRule
 from splince_fast.projection import Projection
 
 # Largest difference of outputs, relative to their size, that is rounding of 32 and of 16 bits.
@@ -254,20 +254,15 @@ def _check_layer(change: _Change) -> None:
 
 def _outputs(model: Module, example: object, erased: Iterable[_Change] = ()) -> list[Tensor]:
     """Return the floating tensors in the output of a model in float64, with every token erased."""
-    idle = dict.fromkeys(point.name for point in erased)
-
-    def erase(point: _Change, eraser: Eraser, value: object) -> Any:
-        idle.pop(point.name, None)
-        return sites.replace_rows(point.name, value, point.placement, eraser.n_features, eraser)
-
+    selections = CallSelections(TokenRule("all"))  # not attached, so that padding is erased
+    hooks: list[SiteHook] = []
     with ExitStack() as stack:
         for point in erased:
             eraser = eraser_for(point.projection, point.layer, model)
-            hook = partial(erase, point, eraser.to(running.device_of(model)))
-            handle = sites.add_hook(point.name, point.layer, point.placement.side, hook)
-            stack.callback(handle.remove)
+            hooks.append(SiteHook(point.name, eraser, selections, point.placement))
+            stack.callback(hooks[-1].register(point.layer).remove)
         output = running.call(model, example, (), None)
-    if idle:
+    if idle := [hook.name for hook in hooks if not hook.n_calls]:
         raise FoldError(
             f"the example does not run {listed(idle)}, so the fold cannot be verified; pass an "
             "example that does, or use install"

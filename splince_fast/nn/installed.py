@@ -16,8 +16,7 @@ from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
 from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
-from splince_fast.nn.eraser import check_projection, eraser_for
-from splince_fast.nn.erasers import Erasers, read_erasers
+from splince_fast.nn.eraser import Erasers, check_projection, eraser_for, read_erasers
 from splince_fast.nn.hooks import SiteHook
 from splince_fast.nn.sites import CollectionSpec, Placement
 from splince_fast.nn.tokens import CallSelections, TokenRule

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.nn import Module
 
 from splince_fast._runtime.arguments import warn
 from splince_fast.exceptions import InputError, NothingErasedWarning, OnePassWarning, SiteError
 from splince_fast.methods.table import Function
 from splince_fast.nn import running
-from splince_fast.nn.collection import Collected, Collector, Labels, label_keys, read_labels
-from splince_fast.nn.erasers import Erasers, linear_part
+from splince_fast.nn.collection import Collector, Labels, label_keys, read_labels
+from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Site
 from splince_fast.nn.tokens import TokenRule
@@ -137,19 +137,30 @@ def fit_layers(
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
     if labels is None:
         labels = list(dict.fromkeys((*_variables(erase), *_variables(keep))))
-    collector = Collector.of(
+    collector = Collector(
         inner, at, labels=labels, tokens=tokens, side=side, feature_dim=feature_dim, output=output,
         heads=heads, weight=weight, skip_ids=skip_ids, device=device, options=moments,
     )  # fmt: skip
     if apply_to is not None:
         TokenRule.of(apply_to)
-    passes = _Passes(inner, batches, collector, forward, progress)
+    modules, passes = collector.modules, _Passes(batches, labels)
+    may_stop = running.may_stop_early(inner, forward)
     projections: dict[str, Projection] = {}
     fitted_sites: list[Site] = []
     applied_rule: object = None
-    with passes.counting(), ExitStack() as installed:
-        for name in passes.order():
-            collected = passes.collect(name)
+    with ExitStack() as counting, ExitStack() as installed:
+        for name, module in modules.items():
+            hook = module.register_forward_hook(partial(passes.count, name))
+            counting.callback(hook.remove)
+        with running.evaluating(inner):
+            for batch in batches:  # the first batch shows the order of the sites
+                inputs = running.batch_to(batch, running.device_of(inner))
+                running.call(inner, inputs, label_keys(labels), forward)
+                break
+        for name in list(dict.fromkeys([*passes.calls, *modules])):
+            stops = may_stop and passes.first is not None and name not in passes.repeating
+            collector.start({name: modules[name]}, stops)
+            collected = collector.run(inner, passes, forward, progress)
             applied_rule = collected.tokens if applied_rule is None else applied_rule
             if apply_to is None and collected.tokens != applied_rule:
                 raise SiteError(
@@ -159,7 +170,12 @@ def fit_layers(
                 )
             erased_before = any(p.rank for p in projections.values())
             ((site, projection),) = collected._fit(method, erase, keep, options, erased_before)
-            projections[site.name] = linear_part(projection) if bias == "drop" else projection
+            if bias == "drop":
+                projection = Projection(
+                    projection.left, projection.right, np.zeros(projection.n_features),
+                    method=projection.method, report=projection.report,
+                )  # fmt: skip
+            projections[site.name] = projection
             fitted_sites.append(site)
             if projection.rank and name in passes.repeating:
                 warn(
@@ -186,62 +202,28 @@ def _variables(names: object) -> list[str]:
 
 
 class _Passes:
-    """Passes over the data, one per site; the first one counts the calls of all sites."""
+    """Batches that are read once per site, and the sites that run several times in one of them."""
 
-    def __init__(
-        self,
-        model: Module,
-        batches: Iterable[Any],
-        collector: Collector,
-        forward: Any,
-        progress: bool | None,
-    ) -> None:
-        self._model, self._batches, self._collector = model, batches, collector
-        self._forward, self._progress = forward, progress
-        self._may_stop = running.may_stop_early(model, forward)
-        self._calls: dict[str, int] = {}  # number of calls of the sites in this batch
+    def __init__(self, batches: Iterable[Any], labels: Labels) -> None:
+        self._batches, self._labels = batches, labels
+        self.calls: Counter[str] = Counter()  # of the sites in the current batch
+        self.repeating: set[str] = set()
         # Number of batches and labels of the first batch, in the first pass.
-        self._first_pass: tuple[int, bytes] | None = None
-        self.repeating: set[str] = set()  # sites that run several times in a batch
+        self.first: tuple[int, bytes] | None = None
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count the calls of all sites inside a ``with`` block."""
-        with ExitStack() as stack:
-            for name, module in self._collector.modules.items():
-                stack.callback(module.register_forward_hook(partial(self._count, name)).remove)
-            yield
+    def count(self, name: str, *_: object) -> None:
+        self.calls[name] += 1
 
-    def _count(self, name: str, *_: object) -> None:
-        self._calls[name] = self._calls.get(name, 0) + 1
-
-    def order(self) -> list[str]:
-        """Return the sites in the order in which they run on the first batch."""
-        device, keys = running.device_of(self._model), label_keys(self._collector.labels)
-        with running.evaluating(self._model):
-            for batch in self._batches:
-                running.call(self._model, running.batch_to(batch, device), keys, self._forward)
-                break
-        return list(dict.fromkeys([*self._calls, *self._collector.modules]))
-
-    def collect(self, name: str) -> Collected:
-        """Return the moments of a site."""
-        is_first = self._first_pass is None
-        stops = not is_first and self._may_stop and name not in self.repeating
-        modules = {name: self._collector.modules[name]}
-        collector = replace(self._collector, modules=modules, stops=stops)
-        return collector.run(self._model, self._read(), self._forward, self._progress)
-
-    def _read(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield the batches; raise InputError if they differ from those of the first pass."""
         n, labels = 0, b""
         for n, batch in enumerate(self._batches, 1):
             if n == 1:
-                labels = _pickled(read_labels(batch, self._collector.labels))
-            self._calls = {}
+                labels = _pickled(read_labels(batch, self._labels))
+            self.calls.clear()
             yield batch
-            self.repeating |= {name for name, calls in self._calls.items() if calls > 1}
-        first = self._first_pass = self._first_pass or (n, labels)
+            self.repeating |= {name for name, calls in self.calls.items() if calls > 1}
+        first = self.first = self.first or (n, labels)
         if first != (n, labels):
             change = "other labels in the first batch"
             if n != first[0]:

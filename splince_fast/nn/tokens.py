@@ -76,31 +76,29 @@ class Selection:
             return mask
         if mask is None:
             return None
-        token_shape = tuple(mask.shape)
+        token_shape, n_tokens = tuple(mask.shape), mask.ndim
         # Equal sizes come first: comparing other sizes would fix the batch size of an export.
         if token_shape == shape:
-            return None if self.all_selected else _on_device_of(x, mask)
-        if len(shape) == 1 and shape[0] == mask.numel():
-            return _on_device_of(x, mask.reshape(-1))
-        # The rows are the same tokens in another form: downsampled, or with the tokens first.
-        is_other_form = len(shape) > 1 and (self.only_mask or shape == token_shape[::-1])
-        if self.rule != "all" or is_other_form:
-            hint = "" if is_other_form else "tokens='all', or "
-            raise SiteError(
-                f"the site {name!r} has shape {tuple(x.shape)}, and the call has tokens of "
-                f"shape {token_shape}; pass {hint}a function that returns a mask of the site's own "
-                "shape"
-            )
-        n_tokens = len(token_shape)
-        if shape[:n_tokens] == token_shape:  # the rows of a token are those of its heads
+            if self.all_selected:
+                return None
+        elif len(shape) == 1 and shape[0] == mask.numel():
+            mask = mask.reshape(-1)
+        else:
+            # The rows are the same tokens in another form: downsampled, or with the tokens first.
+            is_other_form = len(shape) > 1 and (self.only_mask or shape == token_shape[::-1])
+            if self.rule != "all" or is_other_form:
+                hint = "" if is_other_form else "tokens='all', or "
+                raise SiteError(
+                    f"the site {name!r} has shape {tuple(x.shape)}, and the call has tokens of "
+                    f"shape {token_shape}; pass {hint}a function that returns a mask of the site's "
+                    "own shape"
+                )
+            if shape[:n_tokens] != token_shape:
+                return None  # without tokens, such as a pooled state or a module of a vision tower
+            # The rows of a token are those of its heads.
             mask = mask.reshape(*token_shape, *[1] * (len(shape) - n_tokens)).expand(shape)
-            return _on_device_of(x, mask)
-        return None  # a site without tokens, such as a pooled state or a module of a vision tower
-
-
-def _on_device_of(x: Tensor, mask: Tensor) -> Tensor:
-    # Only copies to a GPU are asynchronous, because the host may read its copy at once.
-    return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
+        # Only copies to a GPU are asynchronous, because the host may read its copy at once.
+        return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
 
 
 ALL_ROWS = Selection(None, "all")

@@ -150,7 +150,8 @@ def tiny(name: str) -> Any:
         "llama": ("LlamaForCausalLM", "LlamaConfig", llama),
         "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**causal, "sliding_window": 4}),
         "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**causal, "sliding_window": 4}),
-        "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", causal),
+        "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**causal, "head_dim": 4,
+                  "num_attention_heads": 4, "num_key_value_heads": 2}),
         "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**causal, "num_local_experts": 3}),
         "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**causal, **experts}),
         "gpt2": ("GPT2LMHeadModel", "GPT2Config", {**sizes, "n_embd": WIDTH, "n_positions": 64}),
@@ -259,6 +260,23 @@ def attended_rows(
     return np.concatenate(rows)
 
 
+def left(
+    model: Any, batches: Any, erasers: Any, at: Any = None, name: str = "z", **options: Any
+) -> dict[str, float]:
+    """Per site, |Cov(h, z)| with erasers over that without."""
+    from splince_fast import nn as snn
+
+    at, options = at or list(erasers), {"labels": name, **options}
+    before = snn.collect(model, batches, at, **options)
+    with snn.install(model, erasers):
+        after = snn.collect(model, batches, at, **options)
+    norm = np.linalg.norm
+    return {
+        s: float(norm(after[s].cross_covariance(name)) / norm(before[s].cross_covariance(name)))
+        for s in before
+    }
+
+
 def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:
     """A projection of a given rank with an offset."""
     import splince_fast as sf
@@ -291,15 +309,32 @@ def is_erased(found: Any, x: Any, p: Any, rows: Any = None) -> bool:
     return right and torch.equal(found[~rows], x[~rows])
 
 
+def module(forward: Callable[..., Any], **children: Any) -> Any:
+    """A module with these submodules, whose forward method is a function of it and its inputs."""
+    import torch
+
+    made = type("Model", (torch.nn.Module,), {"forward": forward})()
+    for name, child in children.items():
+        setattr(made, name, child)
+    return made
+
+
 def model_of(form: Callable[[Any], Any]) -> Any:
     """A model whose only site, "0", returns a function of its input."""
     import torch
 
-    class Site(torch.nn.Module):
-        def forward(self, x: Any) -> Any:
-            return form(x)
+    return torch.nn.Sequential(module(lambda self, x: form(x)))
 
-    return torch.nn.Sequential(Site())
+
+def refused(
+    error: Any, match: str, model: Any, erasers: Any, batch: Any = None, **options: Any
+) -> Any:
+    """Check that a model with erasers is an error in a call, or already in the installation."""
+    from splince_fast import nn as snn
+
+    with pytest.raises(error, match=match) as caught, snn.install(model, erasers, **options):
+        model(**batch) if isinstance(batch, dict) else model(batch)
+    return caught.value
 
 
 def identity() -> Any:

@@ -90,21 +90,6 @@ class Tail:
             found[f"model.{whole}"] = projection
         return found
 
-    def left(self, erasers: snn.Erasers, batches: Any, tokens: str = "body") -> dict[str, float]:
-        """Per site, |Cov(h, stereotype)| with erasers over that without."""
-        options = {"labels": LABELS, "tokens": tokens}
-        before = snn.collect(self.model, batches, list(erasers), **options)
-        with snn.install(self.model, erasers):
-            after = snn.collect(self.model, batches, list(erasers), **options)
-        norm = np.linalg.norm
-        return {
-            site: float(
-                norm(after[site].cross_covariance("stereotype"))
-                / norm(before[site].cross_covariance("stereotype"))
-            )
-            for site in before
-        }
-
     def coefficients(self, erasers: Any) -> tuple[float, float]:
         """Stereotype and factual coefficient of log p(he) / p(she) on the test prompts."""
         odds, scores = [], []

@@ -1,4 +1,4 @@
-"""nn.collection, nn.collected, nn.accumulate, nn.running: moments of activations.
+"""nn.collection, nn.accumulate, nn.running: moments of activations.
 
 The reference is two passes over stored activations.
 """
@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, identity, state_of, tiny  # noqa: E402
+from nn.conftest import hooks_in, identity, module, state_of, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import accumulate  # noqa: E402
 from splince_fast.nn.collection import Collector  # noqa: E402
@@ -265,7 +265,7 @@ def test_rows_of_a_recomputation_are_not_counted() -> None:
     older = model.gradient_checkpointing_enable
     getattr(model, "activation_checkpointing_enable", older)()
     batch, before = text_batches(n=8)[0], hooks_in(model)
-    collector = Collector.of(
+    collector = Collector(
         model, SITE, labels="gender", tokens="body", side="output", feature_dim=-1,
         output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
     )  # fmt: skip
@@ -307,6 +307,10 @@ def test_rows_of_all_tokens_on_one_axis_are_those_of_sequences() -> None:
     assert flat.n_rows == rows.n_rows
     assert np.array_equal(flat.mean, rows.mean)
     assert np.array_equal(flat.cross_covariance("name"), rows.cross_covariance("name"))
+    router = f"{block}.gate"
+    erasers = snn.fit_layers(model, batches, router, "leace", erase="gender", side="input")
+    change = next(r for r in snn.effect(model, erasers, batches) if r["metric"] == "change")
+    assert change["n"] == flat.n_rows
 
 
 def test_non_finite_rows_are_named(path: str) -> None:
@@ -542,15 +546,8 @@ def test_pairs_that_cannot_be_read() -> None:
 
 
 def test_tuples_are_positional_arguments_of_a_model_that_takes_them() -> None:
-    class Sum(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(3, 4)
-
-        def forward(self, a: Any, b: Any) -> Any:
-            return self.linear(a + b)
-
-    x, z, model = torch.randn(60, 3), torch.arange(60) % 2, Sum()
+    x, z = torch.randn(60, 3), torch.arange(60) % 2
+    model = module(lambda self, a, b: self.linear(a + b), linear=torch.nn.Linear(3, 4))
     found = snn.collect(model, [(x, x)], "linear", labels=lambda batch: {"z": z})
     expected = np.cov(model.linear(2 * x).detach().double().numpy().T)
     np.testing.assert_allclose(found["linear"].covariance(), expected, rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nn.conftest import cache_name, inputs, projection, tiny  # noqa: E402
+from nn.conftest import cache_name, inputs, module, projection, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
 
@@ -37,17 +37,6 @@ def test_compiled_models_erase_as_eager_ones() -> None:
         assert torch.allclose(compiled(**batch).logits, plain, atol=1e-6)
 
 
-class Model(torch.nn.Module):
-    """Two layers; torch compiles no frame of its own containers in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(5, 16), torch.nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(x)))
-
-
 def wrapped(model: Any, **options: Any) -> Any:
     return torch.compile(model, **options)
 
@@ -66,7 +55,11 @@ def test_installations_in_a_compiled_model_take_effect_at_the_next_call(
 ) -> None:
     """Before and after the first call, again and again, and one beside another."""
     torch.compiler.reset()
-    model, x = Model(), torch.randn(3, 5)
+    # Torch compiles no frame of its own containers in place.
+    model, x = module(
+        lambda self, x: self.second(torch.tanh(self.first(x))),
+        first=torch.nn.Linear(5, 16), second=torch.nn.Linear(16, 16),
+    ), torch.randn(3, 5)  # fmt: skip
     eager = copy.deepcopy(model)
     compiled = compiled_by(model, backend=backend, fullgraph=fullgraph)
     first, second = {"first": projection(rank=2)}, {"second": projection(seed=1)}
@@ -129,14 +122,3 @@ def test_static_caches_select_tokens_in_compiled_code(tokens: str) -> None:
         plain = decode(model)
     assert torch.allclose(found, eager, atol=1e-5)
     assert not torch.allclose(found, plain, atol=1e-3)
-
-
-def test_an_exported_model_keeps_its_erasers() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
-    x, other = torch.randn(4, 5), torch.randn(9, 5)
-    batch = torch.export.Dim("batch", min=2, max=64)
-    with snn.install(model.eval(), {"0": projection(rank=2), "2": projection(rank=6, seed=1)}):
-        exported = torch.export.export(model, (x,), dynamic_shapes=({0: batch},)).module()
-        expected = model(other)
-    assert torch.allclose(exported(other), expected, atol=1e-6)
-    assert not torch.allclose(model(other), expected, atol=1e-3)

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import attended_rows, hooks_in, inputs, tiny  # noqa: E402
+from nn.conftest import attended_rows, hooks_in, inputs, module, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.evaluation import leakage  # noqa: E402
 
@@ -182,14 +182,9 @@ def test_effects_on_models_that_generate_no_text(name: str) -> None:
 
 
 def test_a_site_that_runs_on_other_rows_with_erasers_is_an_error() -> None:
-    class Routed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = torch.nn.Identity(), torch.nn.Identity()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.a(x)
-            return self.b(x) if float(x[:, 0].max()) > 0.5 else x
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return self.b(x) if float(x[:, 0].max()) > 0.5 else x
 
     def halting(model: Any, batch: Any) -> None:
         """Run a site up to three times, as a generation that ends early."""
@@ -197,11 +192,12 @@ def test_a_site_that_runs_on_other_rows_with_erasers_is_an_error() -> None:
             if float(model.a(batch["x"])[:, 0].max()) < 0.5:
                 return
 
+    routed = module(forward, a=torch.nn.Identity(), b=torch.nn.Identity())
     zero = {"a": sf.Projection(np.eye(2), np.eye(2), np.zeros(2))}
     batch = {"x": torch.ones(20, 2), "z": torch.arange(20) % 2}
     for options in ({"at": ["a", "b"]}, {"forward": halting}):
         with pytest.raises(snn.SiteError, match="runs on other rows"):
-            snn.effect(Routed(), zero, [batch], labels="z", **options)
+            snn.effect(routed, zero, [batch], labels="z", **options)
 
 
 def test_labels_of_tokens_and_missing_labels_are_probed() -> None:
@@ -240,17 +236,16 @@ def test_groups_stay_in_one_fold() -> None:
 
 def test_invalid_arguments_of_effect_are_errors(fitted: tuple[Any, Any]) -> None:
     model, erasers = fitted
-    with pytest.raises(sf.exceptions.InputError, match="is empty"):
-        snn.effect(model, erasers, [])
-    with pytest.raises(sf.exceptions.InputError, match="mapping of names"):
-        snn.effect(model, erasers[SITES[0]], texts(20, 0))
-    with pytest.raises(sf.exceptions.InputError, match="max_rows"):
-        snn.effect(model, erasers, texts(20, 0), max_rows=1)
-    with pytest.raises(sf.exceptions.LabelError, match="age"):
-        snn.effect(model, erasers, texts(20, 0), labels=["z", "age"])
     broken = [{**b, "z": b["z"][:3]} for b in texts(20, 0)]
-    with pytest.raises(sf.exceptions.LabelError, match="one label per sequence"):
-        snn.effect(model, erasers, broken)
+    for given, data, options, error, match in (
+        (erasers, [], {}, sf.exceptions.InputError, "is empty"),
+        (erasers[SITES[0]], texts(20, 0), {}, sf.exceptions.InputError, "mapping of names"),
+        (erasers, texts(20, 0), {"max_rows": 1}, sf.exceptions.InputError, "max_rows"),
+        (erasers, texts(20, 0), {"labels": ["z", "age"]}, sf.exceptions.LabelError, "age"),
+        (erasers, broken, {}, sf.exceptions.LabelError, "one label per sequence"),
+    ):
+        with pytest.raises(error, match=match):
+            snn.effect(model, given, data, **options)
     model.idle = torch.nn.Linear(16, 16)
     with pytest.raises(snn.NeverCalledError, match="idle"):
         snn.effect(model, erasers, texts(20, 0), at=[*SITES, "idle"])

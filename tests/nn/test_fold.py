@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.utils import prune  # noqa: E402
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, inputs, projection, tiny  # noqa: E402
+from nn.conftest import hooks_in, inputs, module, projection, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
 
@@ -307,18 +307,16 @@ def test_outputs_that_the_erasers_do_not_change_are_refused(form: Any) -> None:
 
 
 def test_sites_and_layers_that_the_example_does_not_run_are_named() -> None:
-    class Branches(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.other = torch.nn.LayerNorm(16), torch.nn.LayerNorm(16)
-            self.large, self.small = torch.nn.Linear(16, 4), torch.nn.Linear(16, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h = self.norm(x)
-            return self.large(h) if len(x) > 5 else self.small(self.other(h))
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        return self.large(h) if len(x) > 5 else self.small(self.other(h))
 
     torch.manual_seed(0)
-    model, x = Branches(), torch.randn(20, 16)
+    model = module(
+        forward, norm=torch.nn.LayerNorm(16), other=torch.nn.LayerNorm(16),
+        large=torch.nn.Linear(16, 4), small=torch.nn.Linear(16, 4),
+    )  # fmt: skip
+    x = torch.randn(20, 16)
     norm, other = {"norm": projection()}, {"other": projection(seed=1)}
     into = {"norm": "large", "other": "small"}
     refused("does not run 'other', so", model, norm | other, into, example=x)
@@ -486,15 +484,9 @@ def test_convolutions_of_one_pixel_are_folded() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_that_read_one_token_of_a_site_are_folded(dtype: torch.dtype) -> None:
-    class Classifier(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.norm(x)[:, 0])
-
     torch.manual_seed(0)
-    model, x = Classifier().to(dtype), torch.randn(30, 5, 16).to(dtype)
+    norm, head = torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
+    model = module(lambda self, x: self.head(self.norm(x)[:, 0]), norm=norm, head=head).to(dtype)
+    x = torch.randn(30, 5, 16).to(dtype)
     folded = snn.fold(model, {"norm": projection(rank=6)}, {"norm": "head"}, example=x)
     assert folded.layers == {"norm": ("head",)}

@@ -1,4 +1,4 @@
-"""nn.collected, nn.erasers: erasers of attention heads are one block-diagonal map."""
+"""nn.collection, nn.installed: erasers of attention heads are one block-diagonal map."""
 
 from __future__ import annotations
 
@@ -20,18 +20,6 @@ O_PROJ = "model.layers.*.self_attn.o_proj"
 V_PROJ = "model.layers.*.self_attn.v_proj"
 
 
-def qwen3() -> Any:
-    """Four heads, two of keys and values, 4 features each, normalised per head."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=50, hidden_size=12, intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=4, max_position_embeddings=64,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    return transformers.Qwen3ForCausalLM(config).eval()
-
-
 def labels_of(batches: list[dict[str, Any]]) -> np.ndarray:
     """The label of each attended token."""
     counts = [batch["attention_mask"].sum(1) for batch in batches]
@@ -50,7 +38,7 @@ def labels_of(batches: list[dict[str, Any]]) -> np.ndarray:
     ],
 )
 def test_moments_of_each_head(at: str, side: str, heads: int) -> None:
-    model, batches = qwen3(), text_batches()
+    model, batches = tiny("qwen3"), text_batches()
     found = snn.collect(
         model, batches, at, labels="gender", tokens="all", side=side, heads=heads
     )  # fmt: skip
@@ -72,7 +60,7 @@ def test_moments_of_each_head(at: str, side: str, heads: int) -> None:
     ],
 )
 def test_every_head_is_erased(at: str, side: str, heads: int, tmp_path: Path) -> None:
-    model, batches = qwen3(), text_batches()
+    model, batches = tiny("qwen3"), text_batches()
     erasers = snn.fit_layers(
         model, batches, at, sf.leace, erase="gender", tokens="all", side=side, heads=heads
     )
@@ -105,15 +93,15 @@ def test_every_head_is_erased(at: str, side: str, heads: int, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("make", "at", "heads", "bias"),
-    [(qwen3, O_PROJ, 4, "drop"), (lambda: tiny("gpt2"), "transformer.h.*.attn.c_proj", 2, "keep")],
+    ("name", "at", "heads", "bias"),
+    [("qwen3", O_PROJ, 4, "drop"), ("gpt2", "transformer.h.*.attn.c_proj", 2, "keep")],
     ids=["grouped keys, no biases", "biases"],
 )
 def test_heads_fold_into_the_layer_that_takes_them(
-    make: Any, at: str, heads: int, bias: str, tmp_path: Path
+    name: str, at: str, heads: int, bias: str, tmp_path: Path
 ) -> None:
     """Also from the model's own files."""
-    model, batches = make(), text_batches()
+    model, batches = tiny(name), text_batches()
     erasers = snn.fit_layers(
         model, batches, at, sf.leace, erase="gender", tokens="all", side="input", heads=heads,
         bias=bias,
@@ -136,7 +124,7 @@ def test_heads_fold_into_the_layer_that_takes_them(
 
 
 def test_one_pass_and_effect_take_heads() -> None:
-    model, batches = qwen3(), text_batches()
+    model, batches = tiny("qwen3"), text_batches()
     at, heads = "model.layers.1.self_attn.o_proj", 4
     found = snn.collect(model, batches, at, labels="gender", side="input", heads=heads)
     with warnings.catch_warnings():
@@ -148,21 +136,18 @@ def test_one_pass_and_effect_take_heads() -> None:
 
 
 def test_invalid_numbers_of_heads_are_errors() -> None:
-    model, batches = qwen3(), text_batches()
+    model, batches = tiny("qwen3"), text_batches()
 
-    def collect(**options: Any) -> Any:
-        at = options.pop("at", "model.layers.0.self_attn.o_proj")
-        return snn.collect(model, batches, at, labels="gender", **options)
-
-    for wrong in (0, True, 2.0, "n_heads"):
-        with pytest.raises(sf.exceptions.InputError, match="num_attention_heads"):
-            collect(heads=wrong)
-    with pytest.raises(snn.SiteError, match="does not split into 5 heads"):
-        collect(heads=5, side="input")
-    with pytest.raises(snn.SiteError, match="num_key_value_heads"):
-        collect(heads=4, at="model.layers.0.self_attn.k_norm")
-    with pytest.raises(sf.exceptions.InputError, match="feature_dim"):
-        collect(heads=4, feature_dim=1)
+    at = "model.layers.0.self_attn.{}"
+    for site, options, error, match in (
+        *(("o_proj", {"heads": wrong}, sf.exceptions.InputError, "num_attention_heads")
+          for wrong in (0, True, 2.0, "n_heads")),
+        ("o_proj", {"heads": 5, "side": "input"}, snn.SiteError, "does not split into 5 heads"),
+        ("k_norm", {"heads": 4}, snn.SiteError, "num_key_value_heads"),
+        ("o_proj", {"heads": 4, "feature_dim": 1}, sf.exceptions.InputError, "feature_dim"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=match):
+            snn.collect(model, batches, at.format(site), labels="gender", **options)
     erasers = snn.fit_layers(
         model, batches, "model.layers.0.mlp", sf.leace, erase="gender", tokens="all", side="input"
     )

@@ -1,4 +1,4 @@
-"""nn.layers, nn.erasers: layer-by-layer fits of tiny models, and their files."""
+"""nn.layers, nn.eraser: layer-by-layer fits of tiny models, and their files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, inputs, tiny  # noqa: E402
+from nn.conftest import hooks_in, inputs, left, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
 
@@ -35,18 +35,6 @@ def model_and_batches() -> tuple[Any, list[dict[str, Any]]]:
 SITES = ["2", "4", "6", "8"]
 
 
-def left(model: Any, batches: Any, erasers: Any, name: str = "z") -> dict[str, float]:
-    """Per site, the norm of the covariance with erasers over that without."""
-    before = snn.collect(model, batches, SITES, labels=["z", "y"])
-    with snn.install(model, erasers):
-        after = snn.collect(model, batches, SITES, labels=["z", "y"])
-    norm = np.linalg.norm
-    return {
-        s: norm(after[s].cross_covariance(name)) / norm(before[s].cross_covariance(name))
-        for s in SITES
-    }
-
-
 def test_layers_fitted_in_order_hold_together() -> None:
     model, batches = model_and_batches()
     # Named in another order than they run.
@@ -66,13 +54,7 @@ def test_fitted_on_last_tokens_and_applied_to_all(tmp_path: Path) -> None:
     at = ["model.layers.0", "model.layers.1"]
 
     def rest(erasers: snn.Erasers) -> float:
-        before, after = (found[at[1]].cross_covariance("z") for found in both(erasers))
-        return float(np.linalg.norm(after) / np.linalg.norm(before))
-
-    def both(erasers: snn.Erasers) -> tuple[snn.Collected, snn.Collected]:
-        before = snn.collect(model, batches, at, **options)
-        with snn.install(model, erasers):
-            return before, snn.collect(model, batches, at, **options)
+        return left(model, batches, erasers, at, **options)[at[1]]
 
     erasers = snn.fit_layers(model, batches, at, sf.leace, erase="z", apply_to="all", **options)
     assert (erasers.tokens, erasers.apply_to) == ("last", "all")
@@ -286,13 +268,6 @@ def test_a_site_that_runs_several_times_warns() -> None:
     assert rest(independent, fit(independent)) < 1e-7  # exact
 
 
-def test_activations_that_are_not_finite_are_named() -> None:
-    model, batches = model_and_batches()
-    batches[3]["input"] = batches[3]["input"] * torch.tensor([1e38, 1, 1, 1, 1, 1]) * 1e38
-    with pytest.raises(sf.exceptions.NonFiniteError, match=r"'6'.*|'2'.*batch 3"):
-        snn.fit_layers(model, batches, SITES, sf.leace, erase="z")
-
-
 def test_erasers_for_a_fold_are_linear_and_for_all_tokens() -> None:
     model, batches = model_and_batches()
     found, chosen = (
@@ -331,8 +306,3 @@ def test_erasers_survive_a_file(tmp_path: Path) -> None:
     other = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(9)))
     with pytest.raises(snn.SiteError, match="another model"):
         snn.install(other, path)
-    data = bytearray(path.read_bytes())
-    data[-10] ^= 1
-    path.write_bytes(bytes(data))
-    with pytest.raises(sf.exceptions.FileFormatError):
-        snn.Erasers.load(path)

@@ -95,14 +95,31 @@ def test_names_that_named_modules_prints_are_accepted() -> None:
                 assert list(sites.find(model, name).values()) == [module]
 
 
-@pytest.mark.parametrize("pattern", ["**proj", "blocks.0**", "**.q_proj", "*.[!1].?_proj"])
-def test_two_stars_cross_dots(pattern: str) -> None:
-    block = torch.nn.Sequential()
-    block.add_module("q_proj", torch.nn.Linear(4, 4))
-    model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([block])})
-    assert "blocks.0.q_proj" in sites.find(model, pattern)
-    with pytest.raises(snn.SiteError, match="no module"):
-        sites.find(model, "*proj")
+def test_patterns_select_modules_by_name() -> None:
+    model = tiny("llama")
+    first, last = (f"model.layers.{i}" for i in (0, 1))
+    for at, names in (
+        ("model.layers.*", [first, last]),
+        ("model.layers.?", [first, last]),
+        ("model.layers.[1-9]", [last]),
+        ("model.layers.[!0]", [last]),
+        ("**.mlp", [f"{first}.mlp", f"{last}.mlp"]),
+        ("**mlp", [f"{first}.mlp", f"{last}.mlp"]),
+        (f"{last}.input**", [f"{last}.input_layernorm"]),
+        ("*.*.1.input**", [f"{last}.input_layernorm"]),
+        ("**.1.*_layernorm", [f"{last}.input_layernorm", f"{last}.post_attention_layernorm"]),
+        ("**.1.**.[qk]_*", [f"{last}.self_attn.q_proj", f"{last}.self_attn.k_proj"]),
+        (
+            f"{last}.mlp.**",
+            [f"{last}.mlp.{k}" for k in ("gate_proj", "up_proj", "down_proj", "act_fn")],
+        ),
+        (["model.norm", model.model.layers[0]], [first, "model.norm"]),
+    ):
+        assert list(sites.find(model, at)) == names
+    with pytest.raises(snn.SiteError, match="no module"):  # one star does not cross dots
+        sites.find(model, "*mlp")
+    wrapped = torch.nn.Sequential(OrderedDict(module=model))
+    assert list(sites.find(wrapped, "model.norm")) == ["model.norm"]
 
 
 def test_brackets_hold_characters_not_numbers() -> None:

@@ -16,7 +16,9 @@ from nn.conftest import (  # noqa: E402
     identity,
     inputs,
     is_erased,
+    module,
     projection,
+    refused,
     site_of,
     states,
     tiny,
@@ -138,11 +140,8 @@ def test_a_decoder_inside_a_call_without_ids_has_its_own_tokens() -> None:
     rows = snn.collect(model, batches, encoder, labels="z")
     assert rows.tokens == "all"
     assert rows[encoder].n_rows == 300 * 10
-    with (
-        snn.install(model, {encoder: projection()}, tokens="body"),
-        pytest.raises(snn.SiteError, match=rf"'{encoder}'.*needs a call with input_ids"),
-    ):
-        model(**batch)
+    match = rf"'{encoder}'.*needs a call with input_ids"
+    refused(snn.SiteError, match, model, {encoder: projection()}, batch, tokens="body")
 
 
 def test_sites_with_tokens_and_without_are_not_mixed() -> None:
@@ -162,11 +161,8 @@ def test_rules_that_need_ids_say_so() -> None:
         (vit, site_of("vit", vit), "last", inputs("vit")["pixel_values"]),
         (identity(), "0", "first", torch.randn(3, 16)),
     ):
-        with (
-            snn.install(model, {site: projection()}, tokens=tokens),
-            pytest.raises(snn.SiteError, match=f"tokens='{tokens}' needs a call with input_ids"),
-        ):
-            model(x)
+        match = f"tokens='{tokens}' needs a call with input_ids"
+        refused(snn.SiteError, match, model, {site: projection()}, x, tokens=tokens)
 
 
 @pytest.mark.parametrize(("name", "site"), [("bert", ""), ("t5", "encoder"), ("t5", "decoder")])
@@ -191,36 +187,26 @@ def test_the_head_of_an_encoder_and_decoder_has_the_tokens_of_the_decoder() -> N
         model.generate(**generated, max_new_tokens=3, min_new_tokens=3)
     assert changed.tolist() == [[False, *[True] * 4]] * 6  # not those of the mask of the encoder
     assert installed.counts == {"lm_head": 4}
-    with (
-        snn.install(model, {"lm_head": p}, **options),
-        pytest.raises(snn.SiteError, match="needs a call with input_ids"),
-    ):
-        model(**generated, labels=batch["decoder_input_ids"])  # its tokens are made inside
+    made_inside = {**generated, "labels": batch["decoder_input_ids"]}
+    needs = "needs a call with input_ids"
+    refused(snn.SiteError, needs, model, {"lm_head": p}, made_inside, **options)
 
 
-class Tokens(torch.nn.Module):
-    """Takes token ids, and returns their embedding."""
+def tokens_only() -> Any:
+    """A module that takes token ids, and returns their embedding."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = torch.nn.Embedding(50, 16)
-
-    def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
+    def forward(self: Any, input_ids: Any, attention_mask: Any = None) -> Any:
         return self.embed(input_ids)
+
+    return module(forward, embed=torch.nn.Embedding(50, 16))
 
 
 def test_calls_within_a_call_keep_their_own_rows() -> None:
     """The second mask may lie where the first one lay, which is deleted when its call ends."""
-
-    class Two(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = Tokens(), Tokens()
-
-        def forward(self, first: Any, second: Any) -> Any:
-            return self.a(first) + self.b(second)
-
-    model, g = Two(), torch.Generator().manual_seed(0)
+    model = module(
+        lambda self, first, second: self.a(first) + self.b(second), a=tokens_only(), b=tokens_only()
+    )
+    g = torch.Generator().manual_seed(0)
     first, second = (torch.randint(0, 50, (20, 5), generator=g) for _ in range(2))
     batch = {"first": first, "second": second, "z": torch.arange(20) % 2}
     found = snn.collect(
@@ -236,16 +222,11 @@ def test_calls_within_a_call_keep_their_own_rows() -> None:
 def test_tokens_by_position_are_seen_through_a_wrapper() -> None:
     """The forward of a wrapper takes any arguments; that of the model names them."""
 
-    class Wrapper(torch.nn.Module):  # as DistributedDataParallel
-        def __init__(self, module: Any) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return self.module(*args, **kwargs)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:  # as of DistributedDataParallel
+        return self.module(*args, **kwargs)
 
     batch = inputs("bert")
-    for wrapped in (Wrapper(tiny("bert")), torch.nn.DataParallel(tiny("bert"))):
+    for wrapped in (module(forward, module=tiny("bert")), torch.nn.DataParallel(tiny("bert"))):
         with snn.install(wrapped, {"encoder.layer.1": projection()}):
             by_name = wrapped(**batch).last_hidden_state
             by_place = wrapped(batch["input_ids"], batch["attention_mask"]).last_hidden_state
@@ -256,18 +237,13 @@ def test_tokens_by_position_are_seen_through_a_wrapper() -> None:
 def test_an_interrupted_call_leaves_no_tokens_to_the_next() -> None:
     """Hooks of the end of a call do not run after a KeyboardInterrupt."""
 
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.site = torch.nn.Identity()
+    def forward(self: Any, x: Any, interrupt: bool = False) -> Any:
+        x = self.site(x)
+        if interrupt:
+            raise KeyboardInterrupt
+        return x
 
-        def forward(self, x: Any, interrupt: bool = False) -> Any:
-            x = self.site(x)
-            if interrupt:
-                raise KeyboardInterrupt
-            return x
-
-    model, g = Model(), torch.Generator().manual_seed(0)
+    model, g = module(forward, site=torch.nn.Identity()), torch.Generator().manual_seed(0)
     first, second = (torch.randn(2, 3, 16, generator=g) for _ in range(2))
     with snn.install(model, {"site": projection()}, tokens=lambda call: call["x"][..., 0] > 0):
         with pytest.raises(KeyboardInterrupt):
@@ -319,23 +295,17 @@ def test_embeddings_have_the_cache_of_the_call_around_them() -> None:
 
 
 def test_a_nested_call_with_tokens_of_its_own_has_its_own_selection() -> None:
-    class Embeddings(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = torch.nn.Embedding(50, 16)
+    def outer(self: Any, input_ids: Any, attention_mask: Any, inner: Any, past: Any = None) -> Any:
+        return self.masked(input_ids), self.inner(inner, past)
 
-        def forward(self, input_ids: Any, past: Any = None) -> Any:
-            return self.embed(input_ids)
+    def within(self: Any, input_ids: Any, past: Any = None) -> Any:
+        return self.embed(input_ids)
 
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.masked = Embeddings(), Tokens()
-
-        def forward(self, input_ids: Any, attention_mask: Any, inner: Any, past: Any = None) -> Any:
-            return self.masked(input_ids), self.inner(inner, past)
-
-    model, ids = Model(), torch.ones(2, 3, dtype=torch.long)
+    inner = module(within, embed=torch.nn.Embedding(50, 16))
+    model, ids = (
+        module(outer, inner=inner, masked=tokens_only()),
+        torch.ones(2, 3, dtype=torch.long),
+    )
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
     keys = torch.zeros(2, 1, 3, 4)
 
@@ -441,16 +411,13 @@ def test_a_window_leaves_earlier_tokens_attended() -> None:
 # --- sites of other shapes -----------------------------------------------------------------------
 
 
-class Form(torch.nn.Module):
-    """Maps the embedding of its tokens by a function before the site."""
+def form(function: Any) -> Any:
+    """A model that maps the embedding of its tokens by a function before the site."""
 
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.embed, self.site = torch.nn.Embedding(50, 16), torch.nn.Identity()
-        self.function = function
+    def forward(self: Any, input_ids: Any = None, attention_mask: Any = None, x: Any = None) -> Any:
+        return self.site(function(self.embed(input_ids) if x is None else x))
 
-    def forward(self, input_ids: Any = None, attention_mask: Any = None, x: Any = None) -> Any:
-        return self.site(self.function(self.embed(input_ids) if x is None else x))
+    return module(forward, embed=torch.nn.Embedding(50, 16), site=torch.nn.Identity())
 
 
 def test_all_selects_attended_tokens_in_every_form_of_the_tokens() -> None:
@@ -460,7 +427,7 @@ def test_all_selects_attended_tokens_in_every_form_of_the_tokens() -> None:
 
     def n_rows(function: Any, batch: Any) -> int:
         batch = {**batch, "z": torch.tensor([0, 1, 1])}
-        found = snn.collect(Form(function), [batch], "site", labels="z", tokens="all")
+        found = snn.collect(form(function), [batch], "site", labels="z", tokens="all")
         return found["site"].n_rows
 
     assert n_rows(lambda h: h, batch) == n_rows(lambda h: h.flatten(0, 1), batch) == 9
@@ -485,7 +452,9 @@ def test_an_export_with_a_variable_batch_erases(tokens: str, masked: bool) -> No
     small, large = ({k: inputs("llama", n=n)[k] for k in keys} for n in (6, 9))
     batch = torch.export.Dim("batch", min=2, max=64)
     shapes = {**{k: {0: batch} for k in keys}, "use_cache": None}
-    with snn.install(model, {"model.layers.*": projection()}, tokens=tokens), torch.no_grad():
+    # By products of vectors, and of matrices.
+    erasers = {"model.layers.0": projection(rank=2), "model.layers.1": projection(rank=6, seed=1)}
+    with snn.install(model, erasers, tokens=tokens), torch.no_grad():
         exported = torch.export.export(
             model, (), {**small, "use_cache": False}, dynamic_shapes=shapes, strict=False
         ).module()

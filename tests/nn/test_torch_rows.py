@@ -122,10 +122,6 @@ def test_every_float_of_any_number_of_rows(by_kernel: list[bool]) -> None:
             assert is_erased(model(x).float(), x.float(), p)
         assert by_kernel == [True] * 2
         assert model(torch.randn(0, 64)).shape == (0, 64)
-        with pytest.raises(snn.SiteError, match="width 64"):
-            model(torch.randn(3, 63))
-        with pytest.raises(snn.SiteError, match="no floating tensor"):
-            model(torch.ones(3, 64, dtype=torch.long))
     assert by_kernel[2:] == [False]  # no rows
 
 
