@@ -14,7 +14,6 @@ from splince_fast._runtime.rows import check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
 from splince_fast.evaluation.data import (
-    Float,
     Matrix,
     Rows,
     check_classes,
@@ -26,6 +25,7 @@ from splince_fast.evaluation.data import (
     joint_classes,
     labels_of,
     read_rows,
+    take_rows,
     values_of,
 )
 from splince_fast.evaluation.erasers import (
@@ -92,8 +92,9 @@ class ComparisonPlan:
         """Mask (n,) of the rows that have every label."""
         return np.asarray(np.all([has_label(c) for c in self.variables.values()], axis=0))
 
-    def part(self, numbers: Rows, rows: Float) -> SplitPart:
-        """Combine scaled `rows` with the labels of the rows `numbers` of X."""
+    def part(self, numbers: Rows) -> SplitPart:
+        """Rows `numbers` of X, in float64, with their labels."""
+        rows = take_rows(self.X, numbers)
         labels = {name: labels_of(column, numbers) for name, column in self.variables.items()}
         return SplitPart(rows, self.codes(numbers), self._concept_labels(numbers), labels)
 

@@ -190,7 +190,6 @@ def test_notebooks_get_tables(result: Comparison) -> None:
         assert word in shown
     assert page.count("<table") == page.count("<caption style=") > 1
     assert "text-align:right" in result.table("accuracy")._repr_html_()
-    assert "style=" not in result.table("accuracy").to_html()  # the report has its own sheet
 
 
 # -- verdicts ---------------------------------------------------------------------------------
