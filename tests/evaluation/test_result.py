@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from html.parser import HTMLParser
@@ -17,7 +16,7 @@ from comparisons import changed, data, run
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison, statistics
 from splince_fast.evaluation.records import CellCount
-from splince_fast.exceptions import FileFormatError, InputError
+from splince_fast.exceptions import InputError
 
 
 @pytest.fixture(scope="module")
@@ -88,20 +87,6 @@ def test_the_long_form_is_complete(result: Comparison) -> None:
     assert len(path) == 3 * 2 * 4 * 2
     with pytest.raises(InputError, match="backend"):
         result.to_frame("excel")
-
-
-def test_saved_and_loaded_it_is_the_same(result: Comparison, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    result.save(path)
-    loaded = Comparison.load(path)
-    assert str(loaded) == str(result)
-    assert loaded.context == result.context
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(FileFormatError, match="truncated"):
-        Comparison.load(path)
-    path.write_text(json.dumps({"kind": "moments", "format": 1}))
-    with pytest.raises(FileFormatError):
-        Comparison.load(path)
 
 
 @pytest.mark.parametrize("kind", ["association", "trade-off"])
