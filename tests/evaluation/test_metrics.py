@@ -114,10 +114,7 @@ def test_an_empty_cell_is_listed_and_warned_of() -> None:  # case 1
 def test_a_class_without_rows_in_a_group_has_no_gap() -> None:  # case 1
     with pytest.warns(SplinceWarning, match="1 of 2 classes"):
         assert ev.tpr_gap([0, 0, 1], [0, 1, 1], concept=["a", "b", "a"]) == 1.0
-
-
-def test_no_pair_at_all_is_nan_and_not_zero() -> None:  # case 1
-    with pytest.warns(SplinceWarning, match="2 of 2"):
+    with pytest.warns(SplinceWarning, match="2 of 2"):  # no pair at all: NaN, and not zero
         assert math.isnan(ev.tpr_gap([0, 1], [0, 1], concept=["a", "b"]))
 
 
