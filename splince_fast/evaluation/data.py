@@ -125,12 +125,13 @@ def class_codes(
     return encoded if declared else observed(encoded)
 
 
-def check_classes(name: str, column: ClassCodes) -> None:
-    """Raise LabelError if fewer than two classes occur in the rows of a column."""
-    present = np.unique(column.codes[column.codes >= 0])
-    if len(present) < 2:
-        text = f"1 class ({column.classes[present[0]]!r})" if len(present) else "0 classes"
+def occurring_classes(name: str, column: ClassCodes) -> ClassCodes:
+    """Drop classes without rows; raise LabelError if fewer than two classes are left."""
+    column = observed(column)
+    if len(column.classes) < 2:
+        text = f"1 class ({column.classes[0]!r})" if column.classes else "0 classes"
         raise LabelError(f"the {name} has {text} among its rows; at least two are needed")
+    return column
 
 
 def fill_missing_groups(groups: Codes) -> Codes:

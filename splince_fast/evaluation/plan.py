@@ -16,7 +16,6 @@ from splince_fast.evaluation import splits
 from splince_fast.evaluation.data import (
     Matrix,
     Rows,
-    check_classes,
     class_codes,
     columns_of,
     fill_missing_groups,
@@ -24,6 +23,7 @@ from splince_fast.evaluation.data import (
     has_label,
     joint_classes,
     labels_of,
+    occurring_classes,
     read_rows,
     take_rows,
     values_of,
@@ -42,7 +42,6 @@ from splince_fast.evaluation.records import PATH, PartLabels
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
-from splince_fast.labels.encoded import observed
 from splince_fast.labels.names import listed
 from splince_fast.labels.positions import check_index
 
@@ -198,9 +197,7 @@ def _encode(column: object, n: int, name: str, role: str) -> Encoded:
     """Encode a column of n labels with two values or more, without classes that no row has."""
     encoded = encode_one(column, n, name=name, of="X")
     if isinstance(encoded, ClassCodes):
-        encoded = observed(encoded)
-        check_classes(role, encoded)
-        return encoded
+        return occurring_classes(role, encoded)
     values = encoded.values[has_label(encoded)]
     if len(values) and not np.ptp(values, axis=0).any():
         raise LabelError(

@@ -82,16 +82,22 @@ def test_groups_keep_twins_in_one_fold() -> None:
     assert abs(together - 0.5) < 0.15
 
 
-def test_a_probe_of_the_caller_is_a_metric_of_a_comparison() -> None:
+def test_a_probe_of_the_caller_is_a_metric_of_each_concept() -> None:
     rng = np.random.default_rng(0)
-    z, y = rng.integers(0, 2, 600), rng.integers(0, 2, 600)
-    X = rng.normal(size=(600, 3)) * (1 + 3 * z)[:, None]
+    (z, y), w = rng.integers(0, 2, (2, 1200)), rng.integers(0, 3, 1200)
+    X = np.c_[rng.normal(size=(1200, 3)) * (1 + 9 * z)[:, None], rng.normal(size=1200) + 2 * w]
     probes = {"linear": "linear", "gauss": QuadraticDiscriminantAnalysis()}
-    result = run(X, y, {"a": z, "b": y}, n_seeds=1, erasers=("LEACE",), leakage=probes)
+    result = run(X, y, {"a": z, "b": w}, n_seeds=1, erasers=("none", "LEACE"), leakage=probes)
     assert result.mean("gauss_accuracy[a]", eraser="LEACE") > 0.8
     assert result.mean("probe_accuracy[a]", eraser="LEACE") < 0.65
+    assert result.mean("probe_accuracy[b]", eraser="none") > 0.5
+    assert result.mean("probe_accuracy[b]", eraser="LEACE") < 1 / 3 + 0.12
     assert result.context.probes == ("linear", "gauss")
-    assert "gauss acc [a]" in {result.metric(key).label for key in result.metrics}
+    assert len(result.context.cells) == 12
+    for key, label in (("gauss_accuracy[a]", "gauss acc [a]"), ("probe_auc[b]", "probe AUC [b]")):
+        assert result.metric(key).label == label
+        assert result.metric(key).lower_is_better is True
+        assert result.head_of(key) == ""
 
 
 def test_a_quantity_is_probed_by_r2_which_may_be_negative() -> None:  # case 15

@@ -161,17 +161,3 @@ def test_a_constant_head_has_a_worst_group_of_0_only_where_it_is_wrong() -> None
         result = run(X, task, concept, n_seeds=1, test=test, erasers=("none",), heads={"h": head})
         assert f"none, h: the head predicts the same class {text}" in result.notes
     assert result.mean("worst_group", eraser="none") == 0
-
-
-def test_probes_of_several_concepts_are_of_erasers_with_the_concept_in_the_label() -> None:
-    X, y, z = data()
-    w = np.random.default_rng(2).integers(0, 3, 900)
-    X[:, 2] += w
-    result = run(X, y, {"a": z, "b": w}, n_seeds=1, erasers=("none", "LEACE"))
-    for name, before, chance in (("a", 0.7, 0.5), ("b", 0.5, 1 / 3)):  # erased jointly
-        assert result.mean(f"probe_accuracy[{name}]", eraser="none") > before
-        assert result.mean(f"probe_accuracy[{name}]", eraser="LEACE") < chance + 0.12
-    assert len(result.context.cells) == 12
-    assert result.metric("probe_auc[b]").label == "probe AUC [b]"
-    assert result.metric("probe_auc[b]").lower_is_better is True
-    assert result.head_of("probe_auc[b]") == ""
