@@ -74,6 +74,22 @@ class Script:
         centred = column[self.train] - column[self.train].mean()
         return float(np.sum((centred @ erased) ** 2) / np.sum((centred @ self.X[self.train]) ** 2))
 
+    def assert_figures(
+        self, result: Comparison, eraser: str, erased: Any, fresh: Any, z: Any, models: Any
+    ) -> None:
+        """The result has the figures of erased training and test rows, with heads by name."""
+        for head, model in models.items():
+            found = result.mean("accuracy", eraser=eraser, head=head)
+            assert found == self.accuracy(model, fresh)
+        expected = {
+            "probe_auc": ev.leakage(self.scaled(fresh), z[self.test])["linear"].auc,
+            "kept_covariance": self.kept(erased, self.y), "residual": self.kept(erased, z) ** 0.5,
+        }  # fmt: skip
+        for metric, value in expected.items():
+            found = result.mean(metric, eraser=eraser)
+            assert found == pytest.approx(value, rel=1e-9, abs=1e-12), metric
+        assert result.mean("distortion", eraser=eraser) == self.distortion(erased)
+
 
 SIZES = (240, 80, 200)
 LEVEL: dict[str, Any] = {"association": 0.8, "aligned_class": 1, "sizes": SIZES}

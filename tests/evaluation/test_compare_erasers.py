@@ -149,17 +149,8 @@ def test_a_nonlinear_eraser_has_the_figures_of_a_plain_script() -> None:
         "retrained": twin.head(erased), "frozen": twin.head(X[train]),
         "own": LogisticRegression().fit(twin.scaled(erased), y[train]),
     }  # fmt: skip
-    expected = {
-        "probe_auc": ev.leakage(twin.scaled(fresh), z[test])["linear"].auc,
-        "kept_covariance": twin.kept(erased, y), "residual": twin.kept(erased, z) ** 0.5,
-    }  # fmt: skip
     for name in ("function", "transformer"):
-        for role, model in models.items():
-            found = result.mean("accuracy", eraser=name, head=role)
-            assert found == twin.accuracy(model, fresh)
-        for metric, value in expected.items():
-            assert result.mean(metric, eraser=name) == pytest.approx(value, rel=1e-9)
-        assert result.mean("distortion", eraser=name) == twin.distortion(erased)
+        twin.assert_figures(result, name, erased, fresh, z, models)
         assert np.isnan(result.mean("rank", eraser=name))  # no projection
     assert result.mean("residual", eraser="function") > 0.05  # control: not LEACE
 
@@ -358,19 +349,15 @@ def test_erasers_that_need_labels_get_those_of_every_row() -> None:
     frozen = twin.head(X[train])
     for name, eraser in erasers.items():
         erased, fresh = (eraser(X[rows], {"concept": z[rows]}) for rows in (train, test))
-        for role, model in (("retrained", twin.head(erased)), ("frozen", frozen)):
-            found = result.mean("accuracy", eraser=name, head=role)
-            assert found == twin.accuracy(model, fresh)
-        probe = ev.leakage(twin.scaled(fresh), z[test])["linear"]
-        assert result.mean("probe_auc", eraser=name) == pytest.approx(probe.auc)
-        assert result.mean("distortion", eraser=name) == twin.distortion(erased)
+        models = {"retrained": twin.head(erased), "frozen": frozen}
+        twin.assert_figures(result, name, erased, fresh, z, models)
         assert result.mean("residual", eraser=name) < 1e-12
         kept = result.mean("kept_covariance", eraser=name)
         assert (kept == pytest.approx(1.0, abs=1e-10)) == (name != "own")
         # Control: the labels of other rows make another figure.
         wrong = eraser(X[test], {"concept": 1 - z[test]})
         other = ev.leakage(twin.scaled(wrong), z[test])["linear"]
-        assert abs(other.auc - probe.auc) > 0.05
+        assert abs(other.auc - result.mean("probe_auc", eraser=name)) > 0.05
 
 
 def test_what_quadratic_cannot_erase_is_a_row() -> None:

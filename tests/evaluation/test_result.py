@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from comparisons import changed, data, run
 
-from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison, statistics
 from splince_fast.evaluation.records import CellCount
 from splince_fast.exceptions import InputError
@@ -21,16 +20,9 @@ from splince_fast.exceptions import InputError
 
 @pytest.fixture(scope="module")
 def result() -> Comparison:
-    rng = np.random.default_rng(0)
-    n = 1200
-    y, z = rng.integers(0, 2, n), rng.integers(0, 2, n)
-    X = rng.normal(size=(n, 6))
-    X[:, 0] += 2 * z
-    X[:, 1] += y
-    return ev.compare(
-        X, task=np.array(["no", "<yes>"])[y], concept={"gender": z}, association=(0.5, 0.9),
-        aligned_class=1, n_seeds=3, alphas=(0.1, 0.001), progress=False,
-    )  # fmt: skip
+    X, y, z = data(1200)
+    task, concept = np.array(["no", "<yes>"])[y], {"gender": z}
+    return run(X, task, concept, association=(0.5, 0.9), aligned_class=1, n_seeds=3)
 
 
 def test_print_fits_a_hundred_columns_and_names_everything(result: Comparison) -> None:
