@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,20 +30,25 @@ def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
     return ev.compare(X, task=y, concept=z, **(settings | options))
 
 
+FAILED: dict[str, Any] = {"values": {}, "cells": (), "path": (), "reason": "it failed"}
+
+
+def edited(result: Comparison, fields: Callable[[Any], dict[str, Any]]) -> Comparison:
+    """The result with other fields of its records, which `fields` returns for a record."""
+    records = [dataclasses.replace(r, **fields(r)) for r in result.records]
+    return Comparison(records, result.context)
+
+
 def changed(result: Comparison, values: dict[str, dict[int, float]]) -> Comparison:
     """The result with worst groups by eraser and seed at every level; absent ones failed."""
-    records = []
-    for r in result.records:
-        known = values.get(r.eraser, {})
+
+    def fields(r: Any) -> dict[str, Any]:
         if r.eraser not in values or r.head != "retrained":
-            records.append(r)
-        elif r.seed in known:
-            worst = r.values | {"worst_group": known[r.seed]}
-            records.append(dataclasses.replace(r, values=worst))
-        else:
-            failed = dataclasses.replace(r, values={}, cells=(), path=(), reason="it failed")
-            records.append(failed)
-    return Comparison(records, result.context)
+            return {}
+        known = values[r.eraser]
+        return {"values": r.values | {"worst_group": known[r.seed]}} if r.seed in known else FAILED
+
+    return edited(result, fields)
 
 
 class Script:

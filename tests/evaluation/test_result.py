@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparisons import changed, data, run
+from comparisons import changed, data, edited, run
 
 from splince_fast.evaluation import Comparison, statistics
 from splince_fast.evaluation.records import CellCount
@@ -248,13 +248,9 @@ def test_the_worst_group_has_its_cell_and_its_rows(result: Comparison) -> None:
 
 def test_of_equally_bad_cells_the_one_with_most_rows_is_named(result: Comparison) -> None:
     cells = (CellCount(0, 5, 0), CellCount(1, 40, 0), CellCount(2, 50, 30))
-    records = [
-        dataclasses.replace(r, cells=cells, values=r.values | {"worst_group": 0.0})
-        if r.cells
-        else r
-        for r in result.records
-    ]
-    found = Comparison(records, result.context).worst_cells(eraser="SAL")
+    zero = {"worst_group": 0.0}
+    same = edited(result, lambda r: {"cells": cells, "values": r.values | zero} if r.cells else {})
+    found = same.worst_cells(eraser="SAL")
     assert {(c.cell, c.n) for c in found.values()} == {(result.context.cells[1], 40)}
 
 
@@ -276,15 +272,15 @@ def test_the_test_takes_the_sizes_of_its_level() -> None:
 def test_differences_are_resolved_by_the_rows_that_decide_them(result: Comparison) -> None:
     """Equal differences of .05 at three seeds: the variance is that of the rows behind them."""
     metrics = ("accuracy", "class_accuracy", "tpr_gap", "worst_group", "probe_accuracy")
-    records = []
-    for r in result.records:
+
+    def fields(r: Any) -> dict[str, Any]:
         value = 0.7 if r.eraser == "SAL" else 0.75
         known = dict.fromkeys({*metrics, "probe_auc"} & set(r.values), value)
         last = (r.eraser, r.seed, r.p) == ("LEACE", 1, 0.9)
         counts = (CellCount(0, 60, 45), CellCount(1, 12, 9) if last else CellCount(1, 40, 30))
-        cells = counts if r.cells else ()
-        records.append(dataclasses.replace(r, values=r.values | known, cells=cells))
-    found = Comparison(records, result.context)
+        return {"values": r.values | known, "cells": counts if r.cells else ()}
+
+    found = edited(result, fields)
     train, _, test = result.sizes[0, 0.9]
     for metric in metrics:
         row = found.differences(metric, reference="none")[0]
