@@ -31,6 +31,8 @@ from splince_fast.exceptions import (
     SplinceWarning,
 )
 
+X, y, z = data()
+
 
 def same(a: Comparison, b: Comparison) -> bool:
     return repr(a.records) == repr(b.records)
@@ -44,7 +46,6 @@ def eraser_of(X: Any, labels: Any) -> sf.Projection:
 
 
 def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
-    X, y, z = data()
     result = run(X, y, z, n_seeds=1, **LEVEL)
     twin = script(X, y, z)
     train, validation, test = twin.train, twin.validation, twin.test
@@ -83,7 +84,6 @@ def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
 
 
 def test_unregularised_heads_agree_as_theorem_2_says() -> None:
-    X, y, z = data()
     result = run(X, y, z, heads=("unregularised",), association=(0.8,), aligned_class=1)
     values = [result.values("accuracy", eraser=e) for e in ("SAL", "LEACE", "SPLINCE")]
     assert values[0] == values[1] == values[2]
@@ -103,7 +103,6 @@ def test_every_random_state_of_a_pipeline_is_that_of_the_seed() -> None:
 
 @pytest.mark.slow
 def test_the_same_numbers_for_any_number_of_jobs_and_order() -> None:
-    X, y, z = data()
     options: dict[str, Any] = {"association": (0.5, 0.9), "aligned_class": 1}
     one = run(X, y, z, n_jobs=1, **options)
     assert same(one, run(X, y, z, n_jobs=2, **options))
@@ -116,7 +115,6 @@ def test_a_folder_resumes_exactly_and_recomputes_only_what_a_setting_touches(
 ) -> None:
     from splince_fast.evaluation import job
 
-    X, y, z = data()
     whole = run(X, y, z)
     assert same(whole, run(X, y, z, run=tmp_path))
     file = tmp_path / "cells.jsonl"
@@ -146,7 +144,6 @@ def test_a_folder_resumes_exactly_and_recomputes_only_what_a_setting_touches(
 
 
 def test_other_data_in_the_same_folder_and_a_file_are_refused(tmp_path: Path) -> None:
-    X, y, z = data()
     (tmp_path / "x.npy").touch()
     with pytest.raises(InputError, match=r"x\.npy' is a file; pass a folder"):
         run(X, y, z, run=tmp_path / "x.npy")
@@ -271,7 +268,6 @@ class Predicting(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ],
 )
 def test_predictions_that_are_no_classes_are_a_row(form: Any, text: str) -> None:
-    X, y, z = data()
     result = run(
         X, y, z, erasers=("none",), heads={"retrained": "retrained", "own": Predicting(form)}
     )
@@ -282,7 +278,6 @@ def test_predictions_that_are_no_classes_are_a_row(form: Any, text: str) -> None
 
 
 def test_a_regressor_is_no_head_for_classes_and_codes_of_any_type_are_classes() -> None:
-    X, y, z = data()
     kinds = {"int": int, "float": float, "bool": bool}
     heads = {name: Predicting(lambda c, kind=kind: c.astype(kind)) for name, kind in kinds.items()}
     result = run(X, y, z, erasers=("none",), heads={**heads, "ridge": Ridge()})
@@ -323,7 +318,6 @@ def test_ctrl_c_is_no_row() -> None:
         run(*data(300), n_seeds=1, erasers={"stopped": stopped})
 
 
-X, Y, Z = data()
 HALF = np.where(np.arange(900) < 10, np.nan, 0.5)  # a quantity of one value
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"association": 1.2}, InputError, "probability"),
@@ -349,7 +343,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"leakage": {"a[b]": GaussianNB()}}, InputError, "as a metric is"),
     ({"select": "gap"}, InputError, "rule"),
     ({"n_seeds": 0}, InputError, "n_seeds"),
-    ({"n_seeds": 2, "test": Y == 0}, InputError, "n_seeds"),
+    ({"n_seeds": 2, "test": y == 0}, InputError, "n_seeds"),
     ({"n_jobs": 0}, InputError, "n_jobs"),
     ({"sizes": (1, 1, 1)}, InputError, "association"),
     ({"aligned_class": 1}, InputError, "aligned_class"),
@@ -363,10 +357,10 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"test": ["sometimes"] * 900}, LabelError, "sometimes"),
     ({"task": HALF}, LabelError, "the task has one value in all of its rows"),
     ({"concept": {"a": HALF}}, LabelError, "the concept 'a' has one value in all of its rows"),
-    ({"task": 0 * Z}, LabelError, "task has 1 class"),
-    ({"concept": 0 * Z}, LabelError, "'concept' has 1 class"),
+    ({"task": 0 * z}, LabelError, "task has 1 class"),
+    ({"concept": 0 * z}, LabelError, "'concept' has 1 class"),
     ({"concept": {}}, InputError, "at least one column"),
-    ({"concept": {1: Z, "1": Z}}, InputError, "names that differ as text"),
+    ({"concept": {1: z, "1": z}}, InputError, "names that differ as text"),
     ({"X": np.where(np.arange(900)[:, None] == 7, np.nan, X)}, NonFiniteError, "7"),
 ]
 
@@ -379,18 +373,17 @@ def test_invalid_arguments_are_refused_before_anything_runs(
         raise AssertionError("something ran")
 
     monkeypatch.setattr(sf.Moments, "update", never)
-    arguments: dict[str, Any] = {"X": X, "task": Y, "concept": Z, "n_seeds": 2, "progress": False}
+    arguments: dict[str, Any] = {"X": X, "task": y, "concept": z, "n_seeds": 2, "progress": False}
     with pytest.raises(error, match=match):
         ev.compare(**(arguments | change))
 
 
 def test_columns_of_a_task_of_which_one_is_constant_are_a_task() -> None:
     columns = np.stack([np.full(900, 0.5), X[:, 0]], axis=1)
-    assert not run(X, columns, Z, erasers=("LEACE",), n_seeds=1).failures
+    assert not run(X, columns, z, erasers=("LEACE",), n_seeds=1).failures
 
 
 def test_a_quantity_has_the_linear_probe_alone() -> None:
-    X, y, z = data()
     concept = {"kind": z, "amount": X[:, 0] + X[:, 1]}
     with pytest.raises(InputError, match=r"'amount', has only the linear probe; pass leakage=\('l"):
         run(X, y, concept, leakage=GaussianNB())
@@ -460,7 +453,6 @@ def test_a_worst_group_that_chance_lowers_is_noted() -> None:
 
 
 def test_rows_without_a_label_are_left_out() -> None:  # case 9
-    X, y, z = data()
     missing = [None if i < 40 else int(v) for i, v in enumerate(z)]
     with pytest.warns(SplinceWarning, match="40 of 900 rows lack a label"):
         result = run(X, y, missing, n_seeds=1)
@@ -478,7 +470,7 @@ def test_rows_that_occur_twice_are_counted() -> None:  # case 12
 @pytest.mark.parametrize("form", ["float16", "float32", "fortran", "strided", "memmap", "path"])
 def test_the_form_of_the_rows_changes_no_figure(form: str, tmp_path: Path) -> None:  # case 13
     rows = X.astype(np.float16).astype(np.float64)
-    expected = run(rows, Y, Z, n_seeds=1)
+    expected = run(rows, y, z, n_seeds=1)
     path = tmp_path / "X.npy"
     np.save(path, rows)
     given: Any = {
@@ -489,7 +481,7 @@ def test_the_form_of_the_rows_changes_no_figure(form: str, tmp_path: Path) -> No
         "memmap": lambda: np.load(path, mmap_mode="r"),
         "path": lambda: path,
     }[form]()
-    found = run(given, Y, Z, n_seeds=1, n_jobs=2 if form == "memmap" else 1)
+    found = run(given, y, z, n_seeds=1, n_jobs=2 if form == "memmap" else 1)
     for metric in ("accuracy", "distortion"):
         assert found.mean(metric, eraser="SPLINCE") == pytest.approx(
             expected.mean(metric, eraser="SPLINCE"), rel=1e-9
@@ -537,13 +529,13 @@ def test_labels_of_any_kind_give_the_same_numbers(
     association: float | None, pd: Any, pl: Any
 ) -> None:  # case 14
     options: dict[str, Any] = {"n_seeds": 1, "association": association}
-    expected = [list(r.values.values()) for r in run(X, Y, Z, **options).records]
+    expected = [list(r.values.values()) for r in run(X, y, z, **options).records]
     names, declared = np.array(["a", "b"]), ["a", "b", "neither"]  # no row has the last class
     for task, concept in (
-        (names[Y], names[Z]),
-        (Y.astype(bool), pd.Series(names[Z], dtype="category")),
-        (pl.Series(names[Y]), Z.tolist()),
-        (pd.Categorical(names[Y], declared), pd.Categorical(names[Z], declared)),
+        (names[y], names[z]),
+        (y.astype(bool), pd.Series(names[z], dtype="category")),
+        (pl.Series(names[y]), z.tolist()),
+        (pd.Categorical(names[y], declared), pd.Categorical(names[z], declared)),
     ):
         found = run(X, task, concept, **options)
         assert [list(r.values.values()) for r in found.records] == expected
@@ -588,7 +580,6 @@ def test_estimators_get_classes_beside_a_quantity_as_columns_of_a_mapping() -> N
 
 
 def test_names_of_erasers_heads_concepts_and_metrics_change_no_figure() -> None:
-    X, y, z = data()
     options: dict[str, Any] = {"association": 0.9, "aligned_class": 1, "alphas": (0.1, 0.001)}
     plain = run(X, y, z, **options)
     erasers = {"advice": "LEACE", "SPLINCE": "SAL", "LEACE": "SPLINCE", "task": "none"}

@@ -19,6 +19,8 @@ from splince_fast import evaluation as ev
 from splince_fast.baselines import INLP, RLACE
 from splince_fast.evaluation import Comparison
 
+X, y, z = data()
+
 
 def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
     return comparisons.run(X, y, z, **({"n_seeds": 1} | options))
@@ -49,7 +51,6 @@ def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_
 
 
 def test_baselines_draw_validation_rows_where_the_split_has_none() -> None:
-    X, y, z = data()
     erasers = {"INLP": "INLP", "RLACE": RLACE(max_steps=100)}
     result = run(X, y, z, erasers=erasers, association=0.7, sizes=(300, 0, 100))
     assert not result.failures
@@ -57,7 +58,6 @@ def test_baselines_draw_validation_rows_where_the_split_has_none() -> None:
 
 
 def test_baselines_as_names_and_as_estimators_with_parameters() -> None:
-    X, y, z = data()
     quick = RLACE(max_steps=300, check_every=100)
     result = run(X, y, z, erasers={"one": INLP(max_rank=1), "R-LACE": quick, "LEACE": "LEACE"})
     assert not result.failures
@@ -156,7 +156,6 @@ def test_a_nonlinear_eraser_has_the_figures_of_a_plain_script() -> None:
 
 
 def test_functions_and_transformers_change_no_other_figure() -> None:
-    X, y, z = data()
     erasers = {"own": Nonlinear(), "scaled": StandardScaler(), "none": "none", "LEACE": "LEACE"}
     heads = {"own": Head(), "retrained": "retrained", "frozen": "frozen"}
     result = run(X, y, z, erasers=erasers, heads=heads)
@@ -171,7 +170,6 @@ def test_functions_and_transformers_change_no_other_figure() -> None:
 
 
 def test_a_function_gets_the_rows_and_names_of_classes_and_owns_them() -> None:
-    X, y, z = data()
     names, amount = np.array(["f", "m"])[z], X[:, 2] + 1
     seen = []
 
@@ -213,7 +211,6 @@ def test_a_map_that_returns_no_rows_is_a_reason(eraser: Any, text: str) -> None:
 
 
 def test_random_removes_a_subspace_of_the_dimension_of_the_concepts() -> None:
-    X, y, z = data()
     three = np.random.default_rng(3).integers(0, 3, 900)
     result = run(X, y, {"z": z, "three": three, "amount": X[:, 2]}, erasers=("Random", "LEACE"))
     assert result.context.erasers == ("random", "LEACE")
@@ -223,7 +220,6 @@ def test_random_removes_a_subspace_of_the_dimension_of_the_concepts() -> None:
 
 
 def test_what_depends_on_an_object_of_the_caller_is_computed_in_every_run(tmp_path: Path) -> None:
-    X, y, z = data()
     calls: list[str] = []
 
     def eraser(rows: Any, labels: Any) -> Any:
@@ -263,7 +259,6 @@ def test_what_depends_on_an_object_of_the_caller_is_computed_in_every_run(tmp_pa
 
 
 def test_tensors_are_rows_and_labels(torch: Any) -> None:
-    X, y, z = data()
     expected = run(X.astype(np.float32), y, z, association=0.8, aligned_class=1)
     given = torch.tensor(X, dtype=torch.float32, requires_grad=True)
     found = run(given, torch.tensor(y), torch.tensor(z), association=0.8, aligned_class=1)
@@ -276,7 +271,6 @@ def test_tensors_are_rows_and_labels(torch: Any) -> None:
 
 
 def test_at_p_0_and_1_task_and_concept_are_one_variable() -> None:  # case 7
-    X, y, z = data()
     sizes = (100, 40, 100)
     for p, same in ((0.0, False), (1.0, True)):
         split = ev.spurious_split(y, z, p=p, sizes=sizes, aligned_class=1)
@@ -307,7 +301,6 @@ def test_folds_without_a_class_are_left_out_and_without_any_fold_it_is_an_error(
 
 
 def test_a_head_that_does_not_converge_is_marked_in_the_table() -> None:  # case 5
-    X, y, z = data()
     result = run(X, y, z, heads={"brief": LogisticRegression(max_iter=1, solver="lbfgs")})
     assert "~" in str(result)
     assert any("did not converge" in note for note in result.notes)
