@@ -76,9 +76,9 @@ class Job:
         S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
         scale = math.sqrt(float(np.trace(S)) / len(S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
-        self.train, self.validation, self.test = (
-            dataclasses.replace(part, rows=coordinates.to_scaled(part.rows)) for part in parts
-        )
+        for part in parts:
+            part.rows[:] = coordinates.to_scaled(part.rows)
+        self.train, self.validation, self.test = parts
         self.data = FitData(
             moments.factored(), tuple(plan.concepts), plan.task_name, self.train, self.validation,
             seed, coordinates,
