@@ -156,15 +156,16 @@ def test_a_nonlinear_eraser_has_the_figures_of_a_plain_script() -> None:
 
 
 def test_functions_and_transformers_change_no_other_figure() -> None:
-    erasers = {"own": Nonlinear(), "scaled": StandardScaler(), "none": "none", "LEACE": "LEACE"}
+    names = {name: name for name in ("none", "LEACE", "INLP")}
+    erasers = {"own": Nonlinear(), "scaled": StandardScaler(), **names}
     heads = {"own": Head(), "retrained": "retrained", "frozen": "frozen"}
     result = run(X, y, z, erasers=erasers, heads=heads)
     assert not result.failures
     for metric in ("accuracy", "probe_auc"):  # a scale for each feature erases nothing
         scaled, none = (result.mean(metric, eraser=e) for e in ("scaled", "none"))
         assert scaled == pytest.approx(none, abs=0.02)
-    del erasers["own"], erasers["scaled"], heads["own"]
-    alone = run(X, y, z, erasers=erasers, heads=heads)
+    del heads["own"]
+    alone = run(X, y, z, erasers=names, heads=heads)
     records = {r.id: r for r in result.records}
     assert [records[r.id] for r in alone.records] == alone.records
 
