@@ -6,8 +6,10 @@ A cell is a combination of classes of several columns.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,8 @@ from numpy.typing import NDArray
 from splince_fast import sources
 from splince_fast._runtime.rows import as_rows
 from splince_fast.exceptions import InputError, LabelError
-from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, encode_one
+from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, encode, encode_one
 from splince_fast.labels.encoded import observed
-from splince_fast.moments import Moments
 
 Rows = NDArray[np.intp]  # row numbers
 Codes = NDArray[np.intp]
@@ -75,15 +76,6 @@ def take_rows(X: Matrix, rows: Rows) -> Float:
     return out
 
 
-def moments_of(X: Matrix, labels: Mapping[str, Encoded], rows: Rows) -> Moments:
-    """Return the moments of some rows, read in ascending order."""
-    moments = Moments()
-    for numbers in blocks(np.sort(rows)):
-        block_labels = {name: labels_of(column, numbers) for name, column in labels.items()}
-        moments.update(take_rows(X, numbers), block_labels)
-    return moments
-
-
 def has_label(encoded: Encoded) -> NDArray[np.bool_]:
     """Return the mask (n,) of the rows that have a label."""
     if isinstance(encoded, ClassCodes):
@@ -133,12 +125,13 @@ def class_codes(
     return encoded if declared else observed(encoded)
 
 
-def check_classes(name: str, column: ClassCodes) -> None:
-    """Raise LabelError if fewer than two classes occur in the rows of a column."""
-    present = np.unique(column.codes[column.codes >= 0])
-    if len(present) < 2:
-        text = f"1 class ({column.classes[present[0]]!r})" if len(present) else "0 classes"
+def occurring_classes(name: str, column: ClassCodes) -> ClassCodes:
+    """Drop classes without rows; raise LabelError if fewer than two classes are left."""
+    column = observed(column)
+    if len(column.classes) < 2:
+        text = f"1 class ({column.classes[0]!r})" if column.classes else "0 classes"
         raise LabelError(f"the {name} has {text} among its rows; at least two are needed")
+    return column
 
 
 def fill_missing_groups(groups: Codes) -> Codes:
@@ -163,25 +156,13 @@ def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
 
 
 def joint_classes(columns: Sequence[ClassCodes]) -> ClassCodes:
-    """Return the cells of several columns as one column; -1 where a label is missing."""
+    """Return the observed cells of several columns as one column; -1 where a label is missing."""
     if len(columns) == 1:
         return columns[0]
-    shape = [len(column.classes) for column in columns]
-    missing = np.any([column.codes < 0 for column in columns], axis=0)
-    codes = np.full(len(missing), -1, dtype=np.int64)
-    labelled = [column.codes[~missing] for column in columns]
-    if np.prod(shape, dtype=np.float64) <= _MAX_PRODUCT:
-        combinations = np.indices(shape).reshape(len(shape), -1).T
-        if not missing.all():
-            codes[~missing] = np.ravel_multi_index(tuple(labelled), shape)
-    else:
-        combinations, inverse = np.unique(np.stack(labelled, 1), axis=0, return_inverse=True)
-        codes[~missing] = inverse.ravel()
-    names: list[Any] = [
-        tuple(column.classes[i] for column, i in zip(columns, cell, strict=True))
-        for cell in combinations.tolist()
-    ]
-    return ClassCodes(tuple(names), codes.astype(np.intp))
+    by_name = {str(i): column for i, column in enumerate(columns)}
+    cells = encode(by_name, len(columns[0]), joint=[tuple(by_name)])[tuple(by_name)]
+    assert isinstance(cells, ClassCodes)
+    return cells
 
 
 def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
@@ -196,20 +177,27 @@ def texts_of(classes: Sequence[ClassName]) -> tuple[str, ...]:
     return texts
 
 
-def cells_of_groups(groups: object, n: int, of: str) -> ClassCodes:
-    """Return the cells of `groups`, one or several columns of `n` entries, as the argument `of`."""
+def cells_of_groups(groups: object, n: int, of: str) -> tuple[ClassCodes, Sequence[ClassName]]:
+    """Return the cells of one or several columns of `n` groups, and all combinations of classes."""
     if isinstance(groups, Mapping) and not groups:
         raise InputError("groups has no column; pass at least one")
-    columns = columns_of(groups, "groups")
-    return joint_classes(
-        [class_codes(c, str(name), n, of=of, declared=True) for name, c in columns.items()]
-    )
+    columns = [
+        class_codes(column, str(name), n, of=of, declared=True)
+        for name, column in columns_of(groups, "groups").items()
+    ]
+    cells = joint_classes(columns)
+    classes: list[tuple[Any, ...]] = [column.classes for column in columns]
+    if len(columns) == 1 or math.prod(map(len, classes)) > _MAX_PRODUCT:
+        return cells, cells.classes
+    return cells, list(product(*classes))
 
 
-def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> tuple[Codes, Codes]:
-    """Return the numbers of rows and of correct rows of each code 0, 1, ..."""
-    counts = np.bincount(codes[codes >= 0], minlength=size)
-    return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
+def counts_per_code(codes: Codes, correct: NDArray[np.bool_]) -> list[tuple[int, int, int]]:
+    """Return each code that occurs, its number of rows, and its number of correct rows."""
+    counts = np.bincount(codes[codes >= 0])
+    n_correct = np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
+    pairs = zip(counts.tolist(), n_correct.tolist(), strict=True)
+    return [(code, n, k) for code, (n, k) in enumerate(pairs) if n]
 
 
 def columns_of(values: object, name: str) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _name_in_library(text: str, choices: Sequence[str], kind: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitPart:
-    """Scaled rows of one part of a split (training, validation or test), with labels."""
+    """Rows of one part of a split (training, validation or test), with labels."""
 
     rows: Float
     codes: PartLabels

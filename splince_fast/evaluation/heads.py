@@ -22,11 +22,10 @@ import scipy.special
 from splince_fast._runtime.rows import as_rows, check_feature_names, check_values, feature_names
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import logistic
-from splince_fast.evaluation.data import Codes, Float, check_classes, has_label
+from splince_fast.evaluation.data import Codes, Float, has_label, occurring_classes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassName, Columns, encode_one, names_array
 from splince_fast.labels.containers import check_index
-from splince_fast.labels.encoded import observed
 
 ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 RULES = ("worst_group", "accuracy")
@@ -118,8 +117,7 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
         if not len(rows):
             raise NotEnoughDataError("no row has a value of y")
     else:
-        encoded = observed(encoded)
-        check_classes("task y", encoded)
+        encoded = occurring_classes("task y", encoded)
     centre, unit = np.zeros(rows.shape[1]), 1.0
     if scale:
         centre = rows.mean(axis=0)

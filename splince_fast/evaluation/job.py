@@ -14,14 +14,7 @@ from numpy.typing import NDArray
 
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import heads, probes
-from splince_fast.evaluation.data import (
-    Codes,
-    Float,
-    fill_missing_groups,
-    moments_of,
-    take_rows,
-    values_of,
-)
+from splince_fast.evaluation.data import Codes, Float, fill_missing_groups, values_of
 from splince_fast.evaluation.erasers import (
     Component,
     FitData,
@@ -49,6 +42,7 @@ from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import LabelError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.labels.names import listed
+from splince_fast.moments import Moments
 
 # An erased feature counts as constant if its standard deviation is below this fraction of the root
 # mean variance of the unerased features.
@@ -77,14 +71,14 @@ class Job:
 
     def __init__(self, plan: ComparisonPlan, seed: int, p: float | None, split: Split) -> None:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
-        moments = moments_of(plan.X, plan.variables, split.train)
+        parts = [plan.part(rows) for rows in (split.train, split.validation, split.test)]
+        moments = Moments().update(parts[0].rows, dict(parts[0].labels))
         S = moments.covariance(ddof=0)  # Cov(x) of unscaled rows, (d, d)
         scale = math.sqrt(float(np.trace(S)) / len(S)) or 1.0
         coordinates = ScaledCoordinates(moments.mean, scale)
-        self.train, self.validation, self.test = (
-            plan.part(numbers, coordinates.to_scaled(take_rows(plan.X, numbers)))
-            for numbers in (split.train, split.validation, split.test)
-        )
+        for part in parts:
+            part.rows[:] = coordinates.to_scaled(part.rows)
+        self.train, self.validation, self.test = parts
         self.data = FitData(
             moments.factored(), tuple(plan.concepts), plan.task_name, self.train, self.validation,
             seed, coordinates,

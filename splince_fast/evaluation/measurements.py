@@ -275,8 +275,7 @@ class Measurements:
         for r in self._records_of(self.level(p), self.head_of("worst_group", head), eraser):
             if r.seed in seeds:
                 code, n, n_correct = min(r.cells, key=lambda c: (c.n_correct / c.n, -c.n))
-                limits = statistics.wilson_interval(n_correct, n)
-                worst[r.seed] = CellAccuracy(self.context.cells[code], n, n_correct / n, *limits)
+                worst[r.seed] = CellAccuracy.of(self.context.cells[code], n, n_correct)
         return worst
 
     def test_ratio(self, p: float | None = None) -> float:

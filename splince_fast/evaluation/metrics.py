@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.stats
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import warn
@@ -27,11 +28,10 @@ from splince_fast.evaluation.data import (
     counts_per_code,
 )
 from splince_fast.evaluation.records import CellCount, PartLabels, Record
-from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceError, SplinceWarning
 from splince_fast.labels import ClassCodes, ClassName, Encoded, names_array
 from splince_fast.labels.containers import check_index
-from splince_fast.labels.encoded import observed
+from splince_fast.labels.names import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,12 @@ class CellAccuracy:
     accuracy: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, cell: ClassName, n: int, n_correct: int) -> CellAccuracy:
+        """Return the accuracy of `n_correct` correct rows of the `n` rows of a cell."""
+        limits = scipy.stats.binomtest(n_correct, n).proportion_ci(method="wilson")
+        return cls(cell, n, n_correct / n, float(limits.low), float(limits.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +101,22 @@ def group_accuracy(y_true: object, y_pred: object, *, groups: object) -> GroupAc
     ('b', 0.5, 0.75)
     """
     check_index(y_true, groups, "groups", of="y_true")
-    _, true, predicted = _encode_labels(y_true, y_pred)
-    cells = cells_of_groups(groups, len(true), "y_true")
+    true, predicted = _encode_labels(y_true, y_pred)
+    cells, combinations = cells_of_groups(groups, len(true), "y_true")
     labelled, correct = true >= 0, true == predicted
-    size = len(cells.classes)
-    counts, n_correct = counts_per_code(np.where(labelled, cells.codes, -1), correct, size)
-    if not counts.any():
+    counts = counts_per_code(np.where(labelled, cells.codes, -1), correct)
+    rows = {cells.classes[i]: CellAccuracy.of(cells.classes[i], n, k) for i, n, k in counts}
+    if not rows:
         raise NotEnoughDataError("no row has a true label and a group; check the labels")
-    missing = tuple(cells.classes[i] for i in np.flatnonzero(counts == 0))
+    missing = tuple(cell for cell in combinations if cell not in rows)
     if missing:
         warn(
-            f"{len(missing)} of {size} cells have no row: {', '.join(map(repr, missing[:10]))}; "
+            f"{len(missing)} of {len(combinations)} cells have no row: {listed(missing)}; "
             "the worst group is the worst of the other cells",
             SplinceWarning,
         )
-    columns = zip(cells.classes, counts.tolist(), n_correct.tolist(), strict=True)
-    rows = [CellAccuracy(cell, n, k / n, *wilson_interval(k, n)) for cell, n, k in columns if n]
-    return GroupAccuracy(tuple(rows), missing, int(labelled.sum()), float(correct[labelled].mean()))
+    overall = float(correct[labelled].mean())
+    return GroupAccuracy(tuple(rows.values()), missing, int(labelled.sum()), overall)
 
 
 def worst_group_accuracy(y_true: object, y_pred: object, *, groups: object) -> float:
@@ -171,9 +176,9 @@ def tpr_gap(y_true: object, y_pred: object, *, concept: object) -> float:
     0.5
     """
     check_index(y_true, concept, "concept", of="y_true")
-    n_classes, true, predicted = _encode_labels(y_true, y_pred)
-    z = observed(cells_of_groups(concept, len(true), "y_true"))
-    gaps = _gap_per_class(true, predicted, z.codes, n_classes, len(z.classes))
+    true, predicted = _encode_labels(y_true, y_pred)
+    cells, _ = cells_of_groups(concept, len(true), "y_true")
+    gaps, n_classes = _gap_per_class(true, predicted, cells.codes), len(np.unique(true[true >= 0]))
     if len(gaps) < n_classes:
         warn(
             f"{n_classes - len(gaps)} of {n_classes} classes of the task have rows in fewer than "
@@ -183,32 +188,25 @@ def tpr_gap(y_true: object, y_pred: object, *, concept: object) -> float:
     return _root_mean_square(gaps)
 
 
-def _gap_per_class(
-    true: Codes, predicted: Codes, concept: Codes, n_classes: int, n_concepts: int
-) -> Float:
+def _gap_per_class(true: Codes, predicted: Codes, concept: Codes) -> Float:
     """TPR gap of each class of the task that has rows of two classes of the concept."""
-    cells = np.where((true >= 0) & (concept >= 0), true * n_concepts + concept, -1)
-    shape = n_classes, n_concepts
-    counts, n_correct = (
-        c.reshape(shape) for c in counts_per_code(cells, true == predicted, n_classes * n_concepts)
-    )
-    comparable = (counts > 0).sum(axis=1) >= 2
-    counts, n_correct = counts[comparable], n_correct[comparable]
-    rates = np.divide(n_correct, counts, out=np.full(counts.shape, np.nan), where=counts > 0)
-    highest = np.nanmax(rates, axis=1, initial=0.0)
-    return np.asarray(highest - np.nanmin(rates, axis=1, initial=1.0))
+    width = int(concept.max(initial=0)) + 1
+    cells = np.where((true >= 0) & (concept >= 0), true * width + concept, -1)
+    rates: dict[int, list[float]] = {}
+    for cell, n, n_correct in counts_per_code(cells, true == predicted):
+        rates.setdefault(cell // width, []).append(n_correct / n)
+    return np.array([max(values) - min(values) for values in rates.values() if len(values) > 1])
 
 
 def _root_mean_square(gaps: Float) -> float:
     return float(np.sqrt(np.mean(gaps**2))) if len(gaps) else math.nan
 
 
-def _encode_labels(y_true: object, y_pred: object) -> tuple[int, Codes, Codes]:
-    """Return the number of true classes, the codes of `y_true`, and the codes of `y_pred`."""
+def _encode_labels(y_true: object, y_pred: object) -> tuple[Codes, Codes]:
+    """Return the codes of `y_true`, and the codes of `y_pred`."""
     check_index(y_true, y_pred, "y_pred", of="y_true")
     true = class_codes(y_true, "y_true")
-    predicted = class_codes(y_pred, "y_pred", len(true), of="y_true")
-    return len(true.classes), *common_codes(true, predicted)
+    return common_codes(true, class_codes(y_pred, "y_pred", len(true), of="y_true"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,14 +260,12 @@ class ClassPredictions:
         """Number of test rows, and of correct test rows, of each cell that has test rows."""
         if self.labels.cells is None:
             return ()
-        counts, n_correct = counts_per_code(self.labels.cells, self.labels.task == self.y_pred)
-        columns = zip(range(len(counts)), counts.tolist(), n_correct.tolist(), strict=True)
-        return tuple(CellCount(cell, n, k) for cell, n, k in columns if n)
+        counts = counts_per_code(self.labels.cells, self.labels.task == self.y_pred)
+        return tuple(CellCount(*count) for count in counts)
 
-    def rates(self, codes: Codes) -> Float:
+    def rates(self, codes: Codes) -> list[float]:
         """Accuracy among the rows of each code that occurs."""
-        counts, n_correct = counts_per_code(codes, self.labels.task == self.y_pred)
-        return np.asarray(n_correct[counts > 0] / counts[counts > 0])
+        return [k / n for _, n, k in counts_per_code(codes, self.labels.task == self.y_pred)]
 
     def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Arguments of custom metrics: names of the true and the predicted classes, (n,) each."""
@@ -347,10 +343,7 @@ def _tpr_gap(predictions: ClassPredictions) -> float | None:
     task, concept = predictions.labels.task, predictions.labels.concept
     if concept is None:
         return None
-    n_classes, n_concepts = (int(codes.max(initial=0)) + 1 for codes in (task, concept))
-    return _root_mean_square(
-        _gap_per_class(task, predictions.y_pred, concept, n_classes, n_concepts)
-    )
+    return _root_mean_square(_gap_per_class(task, predictions.y_pred, concept))
 
 
 def _r2(predictions: QuantityPredictions) -> float:

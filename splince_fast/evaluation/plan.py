@@ -14,10 +14,8 @@ from splince_fast._runtime.rows import check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
 from splince_fast.evaluation.data import (
-    Float,
     Matrix,
     Rows,
-    check_classes,
     class_codes,
     columns_of,
     fill_missing_groups,
@@ -25,7 +23,9 @@ from splince_fast.evaluation.data import (
     has_label,
     joint_classes,
     labels_of,
+    occurring_classes,
     read_rows,
+    take_rows,
     values_of,
 )
 from splince_fast.evaluation.erasers import (
@@ -42,8 +42,6 @@ from splince_fast.evaluation.records import PATH, PartLabels
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
-from splince_fast.labels.containers import check_index
-from splince_fast.labels.encoded import observed
 from splince_fast.labels.names import listed
 
 HEADS = ("retrained", "frozen", "unregularised")
@@ -92,8 +90,9 @@ class ComparisonPlan:
         """Mask (n,) of the rows that have every label."""
         return np.asarray(np.all([has_label(c) for c in self.variables.values()], axis=0))
 
-    def part(self, numbers: Rows, rows: Float) -> SplitPart:
-        """Combine scaled `rows` with the labels of the rows `numbers` of X."""
+    def part(self, numbers: Rows) -> SplitPart:
+        """Rows `numbers` of X, in float64, with their labels."""
+        rows = take_rows(self.X, numbers)
         labels = {name: labels_of(column, numbers) for name, column in self.variables.items()}
         return SplitPart(rows, self.codes(numbers), self._concept_labels(numbers), labels)
 
@@ -197,9 +196,7 @@ def _encode(column: object, n: int, name: str, role: str) -> Encoded:
     """Encode a column of n labels with two values or more, without classes that no row has."""
     encoded = encode_one(column, n, name=name, of="X")
     if isinstance(encoded, ClassCodes):
-        encoded = observed(encoded)
-        check_classes(role, encoded)
-        return encoded
+        return occurring_classes(role, encoded)
     values = encoded.values[has_label(encoded)]
     if len(values) and not np.ptp(values, axis=0).any():
         raise LabelError(

@@ -21,7 +21,7 @@ from splince_fast._runtime.rows import as_rows, check_values
 from splince_fast.evaluation import logistic
 from splince_fast.evaluation.data import Codes, Float, class_codes, has_label, values_of
 from splince_fast.evaluation.erasers import Component, clone_with_seed, named_components
-from splince_fast.evaluation.heads import decide
+from splince_fast.evaluation.heads import decide, ridge_path
 from splince_fast.evaluation.metrics import METRICS
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Columns, encode_one
@@ -319,8 +319,6 @@ def _standardised(
 
 def _ridge_r2(rows: Float | None, target: ProbeTarget) -> float:
     """Return the out-of-fold R^2 of a ridge regression of a quantity; no `rows` if constant."""
-    from sklearn.linear_model import Ridge
-
     values = target.labels
     rounding = _ROUNDING_FACTOR * np.finfo(np.float64).eps * np.abs(values).max()
     fold_scores = []
@@ -330,8 +328,8 @@ def _ridge_r2(rows: Float | None, target: ProbeTarget) -> float:
             continue  # R^2 = 1 - 0 / 0 is undefined
         if rows is not None:
             X_train, X_test = _standardised(rows, train, held_out)
-            model = Ridge(alpha=ALPHA * len(train)).fit(X_train, values[train])
-            residuals = values[held_out] - model.predict(X_test).reshape(len(held_out), -1)
+            (head,) = ridge_path(X_train, values[train], (ALPHA,))
+            residuals = values[held_out] - (X_test @ head.coef_.T + head.intercept_)
         fold_scores.append(1 - float(np.sum(residuals**2)) / float(np.sum(deviations**2)))
     return float(np.mean(fold_scores))
 

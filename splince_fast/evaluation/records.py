@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.files import as_path
+from splince_fast.evaluation.data import Codes
 from splince_fast.exceptions import FileFormatError, InputError
 
-Codes = NDArray[np.intp]
 Json = dict[str, Any]
 RecordId = tuple[int, float | None, str, str]  # seed, level, eraser and head
 

@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer, is_number
-from splince_fast.evaluation.data import check_classes, class_codes
+from splince_fast.evaluation.data import Rows, class_codes, occurring_classes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, ClassName
 from splince_fast.labels.containers import check_index
 from splince_fast.moments.parameters import check_random_state
 
-Rows = NDArray[np.intp]
-Float = NDArray[np.float64]
 Cell = tuple[int, int]  # code of a class of the task, code of a class of the concept
 Sizes = tuple[int, int, int]
 # Permuted row numbers of a cell: one permutation, from which test, validation and training rows are
@@ -71,7 +69,7 @@ class Protocol:
     def of(cls, y: ClassCodes, z: ClassCodes, aligned_class: object, groups: object) -> Protocol:
         """Validate the labels and the aligned class (None: the most associated class)."""
         for name, column in (("task", y), ("concept", z)):
-            check_classes(name, column)
+            occurring_classes(name, column)
         codes = None if groups is None else class_codes(groups, "groups", len(y), of="task").codes
         if isinstance(aligned_class, Mapping):
             for a, b in aligned_class.items():

@@ -9,7 +9,6 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
@@ -47,15 +46,6 @@ def t_interval(values: Sequence[float]) -> Interval:
     error = float(finite.std(ddof=1)) / n**0.5 if n > 1 else math.nan
     half_width = float(stdtrit(n - 1, 0.975)) * error if n >= MIN_SEEDS else math.nan
     return Interval(mean, error, mean - half_width, mean + half_width, n)
-
-
-def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927); (0, 1) for n = 0."""
-    if n == 0:
-        return 0.0, 1.0
-    test = scipy.stats.binomtest(int(successes), int(n))
-    low, high = test.proportion_ci(confidence_level=level, method="wilson")
-    return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)

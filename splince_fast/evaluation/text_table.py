@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from splince_fast.evaluation.statistics import Interval
 
-# Notebooks lack the style sheet of the report, so every cell gets its own alignment.
-_SIDES = {"<td": "right", "<th scope='col'": "right", "<th scope='row'": "left", "<caption": "left"}
+# Notebooks have no style sheet, so every cell gets its own alignment.
+_LEFT, _RIGHT = (f"style='text-align:{side};padding:.25em .6em'" for side in ("left", "right"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +35,26 @@ class Table:
 
     def to_html(self) -> str:
         """Return an HTML table element with the title as its caption; all text is escaped."""
-        head = "".join(f"<th scope='col'>{html.escape(c)}</th>" for c in self.columns)
+        head = "".join(
+            f"<th scope='col' {_RIGHT if i else _LEFT}>{html.escape(column)}</th>"
+            for i, column in enumerate(self.columns)
+        )
         body = "".join(
-            f"<tr><th scope='row'>{html.escape(name)}</th>{''.join(map(_html_cell, cells))}</tr>"
+            f"<tr><th scope='row' {_LEFT}>{html.escape(name)}</th>"
+            f"{''.join(map(_html_cell, cells))}</tr>"
             for name, *cells in self.rows
         )
         notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in self.notes)
         return (
-            f"<table><caption>{html.escape(self.title)}</caption><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table>{notes}"
+            f"<table><caption {_LEFT}>{html.escape(self.title)}</caption><thead><tr>{head}</tr>"
+            f"</thead><tbody>{body}</tbody></table>{notes}"
         )
 
-    def _repr_html_(self) -> str:
-        page = self.to_html()
-        for start, side in _SIDES.items():
-            page = page.replace(start, f"{start} style='text-align:{side};padding:.15em .6em'")
-        return page
+    _repr_html_ = to_html
 
 
 def _html_cell(cell: str) -> str:
-    return f"<td{' class=best' * cell.endswith('*')}>{html.escape(cell)}</td>"
+    return f"<td {_RIGHT}{' class=best' * cell.endswith('*')}>{html.escape(cell)}</td>"
 
 
 def wrapped(line: str) -> str:

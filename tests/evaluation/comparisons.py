@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,20 +30,25 @@ def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
     return ev.compare(X, task=y, concept=z, **(settings | options))
 
 
+FAILED: dict[str, Any] = {"values": {}, "cells": (), "path": (), "reason": "it failed"}
+
+
+def edited(result: Comparison, fields: Callable[[Any], dict[str, Any]]) -> Comparison:
+    """The result with other fields of its records, which `fields` returns for a record."""
+    records = [dataclasses.replace(r, **fields(r)) for r in result.records]
+    return Comparison(records, result.context)
+
+
 def changed(result: Comparison, values: dict[str, dict[int, float]]) -> Comparison:
     """The result with worst groups by eraser and seed at every level; absent ones failed."""
-    records = []
-    for r in result.records:
-        known = values.get(r.eraser, {})
+
+    def fields(r: Any) -> dict[str, Any]:
         if r.eraser not in values or r.head != "retrained":
-            records.append(r)
-        elif r.seed in known:
-            worst = r.values | {"worst_group": known[r.seed]}
-            records.append(dataclasses.replace(r, values=worst))
-        else:
-            failed = dataclasses.replace(r, values={}, cells=(), path=(), reason="it failed")
-            records.append(failed)
-    return Comparison(records, result.context)
+            return {}
+        known = values[r.eraser]
+        return {"values": r.values | {"worst_group": known[r.seed]}} if r.seed in known else FAILED
+
+    return edited(result, fields)
 
 
 class Script:
@@ -73,6 +79,22 @@ class Script:
         """Kept squared covariance with a column."""
         centred = column[self.train] - column[self.train].mean()
         return float(np.sum((centred @ erased) ** 2) / np.sum((centred @ self.X[self.train]) ** 2))
+
+    def assert_figures(
+        self, result: Comparison, eraser: str, erased: Any, fresh: Any, z: Any, models: Any
+    ) -> None:
+        """The result has the figures of erased training and test rows, with heads by name."""
+        for head, model in models.items():
+            found = result.mean("accuracy", eraser=eraser, head=head)
+            assert found == self.accuracy(model, fresh)
+        expected = {
+            "probe_auc": ev.leakage(self.scaled(fresh), z[self.test])["linear"].auc,
+            "kept_covariance": self.kept(erased, self.y), "residual": self.kept(erased, z) ** 0.5,
+        }  # fmt: skip
+        for metric, value in expected.items():
+            found = result.mean(metric, eraser=eraser)
+            assert found == pytest.approx(value, rel=1e-9, abs=1e-12), metric
+        assert result.mean("distortion", eraser=eraser) == self.distortion(erased)
 
 
 SIZES = (240, 80, 200)

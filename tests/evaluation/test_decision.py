@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparisons import changed, data, run
+from comparisons import changed, data, edited, run
 from scipy.stats import t as student
 
 from splince_fast.evaluation import Comparison, statistics
@@ -49,13 +49,16 @@ def constant(plain: Comparison, **means: float) -> Comparison:
     )  # fmt: skip
 
 
-def with_values(result: Comparison, eraser: str, **values: float) -> Comparison:
-    """The result with other values of metrics of the eraser itself."""
-    records = [
-        dataclasses.replace(r, values=r.values | values) if (r.eraser, r.head) == (eraser, "")
-        else r for r in result.records
-    ]  # fmt: skip
-    return Comparison(records, result.context)
+def with_values(
+    result: Comparison, eraser: str, p: float | None = None, **values: float
+) -> Comparison:
+    """The result with other values of metrics of the eraser itself, at one level or at all."""
+
+    def fields(r: Any) -> dict[str, Any]:
+        is_changed = (r.eraser, r.head) == (eraser, "") and p in (None, r.p)
+        return {"values": r.values | values} if is_changed else {}
+
+    return edited(result, fields)
 
 
 # -- data of known truth --------------------------------------------------------------------------
@@ -136,12 +139,8 @@ def test_equality_needs_the_whole_interval(plain: Comparison) -> None:
     """Means .001 apart: equal where the seeds show it, and then the least change is taken."""
     wide = constant(plain, none=0.3, SAL=0.701, LEACE=0.7)
     large = dataclasses.replace(wide.context, sizes=(6000, 600, 1500))
-    records = [
-        dataclasses.replace(r, sizes=large.sizes, cells=tuple(c._replace(n=c.n * 100)
-                                                              for c in r.cells))
-        for r in wide.records
-    ]  # fmt: skip
-    sharp = Comparison(records, large).decision()
+    many = edited(wide, lambda r: {"cells": tuple(c._replace(n=c.n * 100) for c in r.cells)})
+    sharp = Comparison(edited(many, lambda r: {"sizes": large.sizes}).records, large).decision()
     assert sharp.sentence == ("Use LEACE: SAL and LEACE are equal within .01 by worst group.")
     few = wide.decision()  # control: cells of 45 rows cannot show it
     assert few.eraser == "SAL"
@@ -222,7 +221,7 @@ def test_partial_erasers_are_never_chosen(plain: Comparison) -> None:
     partial = with_values(best, "SAL", residual=0.5)
     assert partial.decision().eraser == "LEACE"
     assert "remains after it: SAL" in partial.decision().reasons[-1]
-    alone = Comparison(with_values(partial, "LEACE", residual=0.5).records, plain.context)
+    alone = with_values(partial, "LEACE", residual=0.5)
     assert alone.decision().eraser is None
     assert "of the covariance with the concept remains" in alone.decision().sentence
 
@@ -234,12 +233,7 @@ def test_an_eraser_is_partial_at_the_level_that_is_decided() -> None:
     )  # fmt: skip
     high = changed(found, {e: dict.fromkeys(range(3), 0.9 if e == "LEACE" else 0.5)
                            for e in ("none", "SAL", "LEACE")})  # fmt: skip
-    records = [
-        dataclasses.replace(r, values=r.values | {"residual": 0.5})
-        if (r.eraser, r.head, r.p) == ("LEACE", "", 0.5) else r
-        for r in high.records
-    ]  # fmt: skip
-    result = Comparison(records, found.context)
+    result = with_values(high, "LEACE", p=0.5, residual=0.5)
     assert result.decision(p=0.9).eraser == "LEACE"
     assert result.decision(p=0.5).eraser == "SAL"
 

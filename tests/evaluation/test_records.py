@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from comparisons import data, run
 
+from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison
-from splince_fast.evaluation.records import Context, PartLabels
+from splince_fast.evaluation.records import PartLabels
 from splince_fast.exceptions import FileFormatError
 
 
@@ -30,25 +31,32 @@ def test_other_records_are_refused_with_a_clear_word(
     path.write_text(json.dumps(content))
     with pytest.raises(FileFormatError, match="is not a comparison of this version"):
         Comparison.load(path)
-    for other in (b"{}", b"[]", b"\xff\xfe"):
+    moments = b'{"kind": "moments", "format": 1}'
+    for other in (b"{}", b"[]", b"\xff\xfe", moments, path.read_bytes()[:-20]):
         path.write_bytes(other)
         with pytest.raises(FileFormatError, match="is not a comparison of this version"):
             Comparison.load(path)
 
 
-def test_labels_of_a_split_of_ones_own_are_in_the_file(tmp_path: Path) -> None:
+def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
+    """With the labels of a split of one's own, and with the direction of a custom metric."""
     X, y, z = data(300)
     part = np.arange(300) % 3 == 0
-    result = run(X, y, z, n_seeds=1, test=part, groups=np.arange(300))
-    assert isinstance(result.context, Context)
+    error = ev.Metric(lambda a, b: np.mean(a != b), lower_is_better=True, label="error rate")
+    result = run(X, y, z, n_seeds=1, test=part, groups=np.arange(300), metrics={"error": error})
     assert result.context.test_labels is not None
     assert np.array_equal(result.context.test_labels.task, y[part])
     result.save(tmp_path / "result.json")
     loaded = Comparison.load(tmp_path / "result.json")
     assert loaded.context == result.context
     assert loaded.records == result.records
+    assert str(loaded) == str(result)
     assert loaded.interval("accuracy", eraser="LEACE") == result.interval(
         "accuracy", eraser="LEACE"
     )
+    assert loaded.metric("error") == result.metric("error")
+    assert (loaded.metric("error").label, loaded.metric("error").lower_is_better) == (
+        "error rate", True
+    )  # fmt: skip
     other = PartLabels(y[part], None, None)  # control
     assert result.context.test_labels != other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import os
 import re
@@ -12,7 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from comparisons import data, run
+from comparisons import FAILED, data, edited, run
 
 from splince_fast.evaluation import Comparison, figures, report_html
 from splince_fast.exceptions import InputError
@@ -72,12 +71,10 @@ def test_labels_are_text_in_reports_and_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("failed", ["retrained", "every head"])
 def test_a_report_leaves_out_figures_that_have_no_values(failed: str) -> None:
     plain = run(*data(300))
-    records = [
-        dataclasses.replace(r, values={}, path=(), cells=(), reason="it failed")
-        if r.head == failed or (r.head and failed == "every head") else r
-        for r in plain.records
-    ]  # fmt: skip
-    result = Comparison(records, plain.context)
+    result = edited(
+        plain,
+        lambda r: FAILED if r.head == failed or (r.head and failed == "every head") else {},
+    )
     found = figures.available(result)
     assert ("trade-off" in found) is (failed == "retrained")  # of "frozen"
     page = report_html.render(result)

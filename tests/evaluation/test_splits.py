@@ -228,7 +228,11 @@ def test_rows_without_a_group_are_groups_of_their_own_in_a_split_of_yours() -> N
     found = run(X, y, z, groups=[None] * 400, erasers=("none", "LEACE"), **options)
     assert found.mean("probe_auc", eraser="none") > 0.8  # five folds, not one group
     (difference,) = found.differences("accuracy", reference="none")
+    assert difference.how == "bootstrap"
+    assert difference.low <= difference.difference <= difference.high
     assert difference.high - difference.low > 0.02
+    interval = found.interval("accuracy", eraser="LEACE")
+    assert 0 < interval.high - interval.low < 0.25
     whole = np.where(test, 0, np.arange(400))  # one group of all test rows has no interval
     result = run(X, y, z, groups=whole, erasers=("none", "LEACE"), **options)
     (difference,) = result.differences("accuracy", reference="none")

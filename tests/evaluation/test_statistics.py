@@ -30,17 +30,13 @@ def test_the_corrected_test_reproduces_a_published_p_value() -> None:
     assert p == pytest.approx(0.057, abs=0.006)
 
 
-def test_equal_differences_have_no_test() -> None:
+def test_equal_and_infinite_differences_have_no_test() -> None:
     assert st.corrected_t([0.0, 0.0, 0.0], 0.2)[:2] == (0.0, 1.0)
     # the deviation of three equal floats is rounding: 1.4e-17 would make t = 1e16
-    assert all(math.isnan(value) for value in st.corrected_t([0.1, 0.1, 0.1], 0.2))
+    for values in ([0.1, 0.1, 0.1], [np.inf] * 3, [0.1, np.inf, 0.2], [0.1, -np.inf, np.inf]):
+        assert all(map(math.isnan, st.corrected_t(values, 0.2)))
     with pytest.raises(InputError, match="two"):
         st.corrected_t([0.1], 0.2)
-
-
-def test_infinite_differences_have_no_test() -> None:
-    for values in ([np.inf, np.inf, np.inf], [0.1, np.inf, 0.2], [0.1, -np.inf, np.inf]):
-        assert all(map(math.isnan, st.corrected_t(values, 0.3)))
 
 
 def test_holm_is_the_step_down_rule() -> None:
@@ -60,15 +56,6 @@ def test_fewer_than_three_seeds_are_not_tested() -> None:
     assert tested.significant  # control
 
 
-def test_a_t_interval_covers_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(0)
-    hits = 0
-    for _ in range(600):
-        found = st.t_interval(rng.normal(size=5).tolist())
-        hits += found.low <= 0 <= found.high
-    assert abs(hits / 600 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 600)
-
-
 def test_a_bootstrap_interval_is_scipy_s() -> None:
     x = np.random.default_rng(0).exponential(size=30) ** 2
 
@@ -81,17 +68,6 @@ def test_a_bootstrap_interval_is_scipy_s() -> None:
     ).confidence_interval
     # The standard error of a tail quantile of 2,000 draws is about 2 % of it.
     assert (low, high) == pytest.approx(tuple(known), rel=0.1)
-
-
-def test_clusters_widen_the_interval() -> None:
-    rng = np.random.default_rng(0)
-    clusters = np.repeat(np.arange(30), 10)
-    x = rng.normal(size=30)[clusters]
-    low, high, _ = st.bootstrap_interval(st.bootstrap_values(lambda r: float(x[r].mean()), 300))
-    least, most, _ = st.bootstrap_interval(
-        st.bootstrap_values(lambda r: float(x[r].mean()), 300, clusters)
-    )
-    assert most - least > 2 * (high - low)
 
 
 def test_the_variance_of_a_difference_is_at_least_that_of_its_test_rows() -> None:

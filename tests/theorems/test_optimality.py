@@ -242,14 +242,6 @@ def test_sal_is_the_projection_off_the_left_singular_vectors(seed: int, kz: int)
     )
 
 
-def test_mean_projection_of_two_classes_is_along_the_difference_of_their_means() -> None:
-    data = draw_data(4, kz=2)
-    gap = data.x[data.z == 1].mean(axis=0) - data.x[data.z == 0].mean(axis=0)
-    expected = np.eye(8) - np.outer(gap, gap) / (gap @ gap)
-    eraser = sf.mean_projection(data.moments(), erase="z")
-    np.testing.assert_allclose(eraser.matrix(), expected, atol=1e-13)
-
-
 @many
 @given(seed=st.integers(0, 2**20))
 def test_sal_that_keeps_is_the_oblique_projection_of_least_norm(seed: int) -> None:
