@@ -42,6 +42,7 @@ from splince_fast.evaluation.records import PATH, PartLabels
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
+from splince_fast.labels.containers import check_index
 from splince_fast.labels.names import listed
 
 HEADS = ("retrained", "frozen", "unregularised")
