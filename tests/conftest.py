@@ -91,3 +91,18 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 # A job in the background of a script inherits an ignored SIGINT; the tests of Ctrl-C need Python's.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command; return stdout after success and stderr after a mistake, the other empty."""
+    from splince_fast.cli import main
+
+    def run(*argv: str, code: int = 0) -> str:
+        assert main(list(argv)) == code
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        assert not (out if code else err)
+        return err if code else out
+
+    return run
