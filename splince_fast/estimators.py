@@ -42,7 +42,7 @@ from splince_fast.labels.names import listed
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.moments import name_features
-from splince_fast.moments.sampled import subsample_for
+from splince_fast.moments.scatters import subsample_for
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 from splince_fast.sources import from_arrays

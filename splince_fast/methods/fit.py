@@ -50,8 +50,8 @@ from splince_fast.labels.names import listed
 from splince_fast.methods.label_features import LEAST_CORRELATION, texts_on_labels
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Moments
-from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.statistics import Factored, Statistics
+from splince_fast.moments.variables import ClassSums
 from splince_fast.projection import Projection
 from splince_fast.report import (
     DiagonalCovariance,

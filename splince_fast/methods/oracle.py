@@ -53,8 +53,8 @@ from splince_fast.methods.label_columns import (
     variable_reports,
 )
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
+from splince_fast.moments.variables import ClassSums
 from splince_fast.projection import Projection
 from splince_fast.report import OracleFit, Report, Sampling
 

@@ -26,10 +26,8 @@ from splince_fast.methods.label_columns import (
     variable_reports,
 )
 from splince_fast.moments import Moments
-from splince_fast.moments.class_sums import ClassSums, refuse_other_kind
-from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
-from splince_fast.moments.variable import Variable
+from splince_fast.moments.variables import ClassSums, ColumnSums, Variable, refuse_other_kind
 from splince_fast.projection import Projection
 from splince_fast.report import Report, Sampling
 

@@ -23,11 +23,9 @@ from splince_fast.labels.encoded import observed
 from splince_fast.labels.names import listed, sort_key
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.block import Workspace
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.diagonal import DiagonalAccumulator
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import SampledAccumulator
-from splince_fast.moments.variable import Variable, check_column
+from splince_fast.moments.scatters import DiagonalAccumulator, SampledAccumulator
+from splince_fast.moments.variables import ClassSums, Variable, check_column
 
 Float: TypeAlias = NDArray[np.float64]
 Index: TypeAlias = NDArray[np.intp]
