@@ -26,9 +26,8 @@ from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import splince_fast as sf
-from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
+from splince_fast import LEACE, SAL, SPLINCE, MeanProjection, transformer
 from splince_fast import estimators as erasers
-from splince_fast import transformer
 from splince_fast.exceptions import (
     ConstantVariableError,
     InfeasibleError,
