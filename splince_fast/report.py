@@ -439,7 +439,7 @@ class Report:
 
 def _data(r: Report) -> str:
     weight = "" if r.weight == r.n_rows else f" of weight {r.weight:,.10g}"
-    return f"{r.n_rows:,} rows{weight} with {r.n_features} features"
+    return f"{r.n_rows:,} rows{weight} with {r.n_features} feature{'s' * (r.n_features != 1)}"
 
 
 def _covariance(r: Report) -> str:
@@ -541,6 +541,10 @@ def _sensitivity(r: Report) -> str:
     return f"float32 rounding moves rows by {r.sensitivity:.2g} deviations"
 
 
+# A larger bound of the rounding error does not show that a covariance is erased or kept.
+_VERIFIED = 0.1
+
+
 def _verdict(r: Report, v: VariableReport) -> str:
     """State whether a variable is erased, and the R^2 that new rows will show of it."""
     if v.role == "kept":
@@ -554,7 +558,12 @@ def _verdict(r: Report, v: VariableReport) -> str:
     if v.residual > v.bound:
         return (
             f"{v.name!r} is not erased entirely: the fraction {v.residual:.1e} of its covariance "
-            f"with x is left, and a linear predictor still predicts {v.name!r} (rank_tol)"
+            "with x is left, and a linear predictor can use it"
+        )
+    if v.bound > _VERIFIED:
+        return (
+            f"whether {v.name!r} is erased is not verified: rounding errors may leave the fraction "
+            f"{min(v.bound, 1.0):.1e} of its covariance with x"
         )
     if not v.rank:
         return f"{v.name!r} had no linear association with these rows above rounding"
@@ -567,7 +576,10 @@ def _verdict(r: Report, v: VariableReport) -> str:
         return text
     if v.expected == 0 and r.rank != r.rank_covariance:
         return f"{text}; no association of {v.name!r} beyond noise was measured"
-    return f"{text}; new rows will show R^2 of about {v.expected:.2g} of it"
+    text += f"; new rows will show R^2 of about {v.expected:.2g} of it"
+    if v.expected_most is None:
+        return text
+    return f"{text}, and at most {v.expected_most:.2g} if its classes have other covariances"
 
 
 def _exactly(v: VariableReport) -> str:

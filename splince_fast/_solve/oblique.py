@@ -182,8 +182,10 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     # Cov(x), the sensitivity is eps32 rms(x) |P - I|_F / s.
     if variance <= 0.0:
         return 0.0, 0.0
-    norms, offset = column_norms(left, right), float(np.square(mean / variance**0.5).sum())
-    norm = float(norms @ norms) ** 0.5
+    sizes = np.abs(left).max(axis=1, keepdims=True, initial=_TINY)  # so that no square overflows
+    units, weights = left / sizes, right * sizes
+    norm = max(0.0, float(np.vdot(units @ units.T, weights @ weights.T))) ** 0.5
+    offset = float(np.vdot(mean, mean / variance))
     effect: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
     return min(effect, float(np.finfo(np.float64).max)), norm
 

@@ -47,7 +47,8 @@ class ClassCodes:
 
 def observed(column: ClassCodes) -> ClassCodes:
     """Return `column` without the declared classes that no row has."""
-    occurring = np.unique(column.codes[column.codes >= 0])
+    codes = column.codes[column.codes >= 0]
+    occurring = np.flatnonzero(np.bincount(codes, minlength=len(column.classes)))
     if len(occurring) == len(column.classes):
         return column
     table = np.full(len(column.classes) + 1, -1, dtype=np.intp)

@@ -365,7 +365,8 @@ def _report(
     u, sizes, _ = np.linalg.svd(support.whitener.T @ means.T, full_matrices=False)
     canonical = sizes / np.sqrt(1.0 + sizes**2)
     noise = tolerances.noise(d, support.smallest)
-    rank = int(np.count_nonzero(canonical > noise))
+    # k weighted class means about the mean of all rows span at most k - 1 directions.
+    rank = min(len(p) - 1, int(np.count_nonzero(canonical > noise)))
     correlations, kind = tuple(map(float, canonical[:rank])), f"classes ({len(p)})"
     variables = [
         VariableReport(name, "erased", rank, correlations, residual, relative * rounding, kind)

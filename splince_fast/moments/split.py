@@ -109,8 +109,9 @@ class Split:
                 check_column(leaf.variables[name], labels[name], name)
         parts, in_order = dict(self.parts), in_order or numbers is not None
         chosen = {keys[code]: np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
-        for key in chosen.keys() - parts.keys():
-            parts[key] = self.new_part()
+        for key in chosen:  # in the order of the rows' codes, for reproducible files
+            if key not in parts:
+                parts[key] = self.new_part()
         if numbers is None:  # the classes share the work memory, which holds the sums of one block
             merges = [cast(Accumulator, parts[k]).n_merges(rows, len(c)) for k, c in chosen.items()]
             copy = sum(map(bool, merges)) > 1
