@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import compare, jobs_growth, machine
 from benchmarks.jobs import FLOOR, NUMPY, OURS, SERIAL
 from benchmarks.peers import CE, DASK_COV, ONEDAL
-from splince_fast.moments.sampled import subsample_for
+from splince_fast.moments.scatters import subsample_for
 
 Results = dict[str, Any]
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime import files
 from splince_fast._runtime.erase_rows import rows_mask_and_out
+from splince_fast._runtime.names import listed, names_from_json, names_to_json
 from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.rows import is_tensor, torch_to_numpy
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
 from splince_fast.labels.containers import check_index, take_positions, variables_of
-from splince_fast.labels.names import listed, names_from_json, names_to_json
 from splince_fast.projection import Projection, from_record, to_record
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from splince_fast._solve.options import Options
 from splince_fast.exceptions import ConstantVariableError, InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments import Moments
-from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
-from splince_fast.moments.variable import Variable
+from splince_fast.moments.variables import ClassSums, Variable
 from splince_fast.report import as_html, as_text, shortened
 
 Float = NDArray[np.float64]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from splince_fast._kernels import factor as status
+from splince_fast._runtime.names import VariableName, listed
 from splince_fast.exceptions import SplinceError
-from splince_fast.labels.names import VariableName, listed
 
 
 def common_text(erased: Sequence[VariableName], kept: Sequence[VariableName]) -> str:

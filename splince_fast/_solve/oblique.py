@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import factor as status
 from splince_fast._kernels import oblique as kernels
+from splince_fast._runtime.names import listed
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.messages import common_text, raise_numerical
 from splince_fast._solve.options import Options
 from splince_fast.exceptions import InfeasibleError
-from splince_fast.labels.names import listed
 
 Float = NDArray[np.float64]
 

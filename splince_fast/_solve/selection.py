@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import described_type
+from splince_fast._runtime.names import VariableName
 from splince_fast._runtime.rows import as_numbers, as_rows, listed_columns
 from splince_fast._solve import tolerances
 from splince_fast.exceptions import ConstantVariableError, InputError, NonFiniteError
-from splince_fast.labels import VariableName
 
 Float = NDArray[np.float64]
 Selection: TypeAlias = VariableName | Sequence[VariableName]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from splince_fast._runtime.names import ClassName
 from splince_fast._runtime.rows import as_weights, check_values, column_names
 from splince_fast._solve.options import is_integer, is_number
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import encode_one
 from splince_fast.labels.containers import check_index
 from splince_fast.labels.encoded import observed
-from splince_fast.labels.names import ClassName
 
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]

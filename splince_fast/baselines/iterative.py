@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.linear_model import LogisticRegression
 
 from splince_fast._runtime.arguments import warn
+from splince_fast._runtime.names import listed, names_array
 from splince_fast._solve.options import is_number
 from splince_fast._solve.tolerances import EPS
 from splince_fast.baselines.inputs import (
@@ -24,7 +25,6 @@ from splince_fast.baselines.inputs import (
     observed_classes,
     validation_mask,
 )
-from splince_fast.estimators import ErasingTransformer, columns_by_name
 from splince_fast.exceptions import (
     InputError,
     LabelError,
@@ -32,8 +32,8 @@ from splince_fast.exceptions import (
     NothingErasedWarning,
 )
 from splince_fast.labels.containers import check_index
-from splince_fast.labels.names import listed, names_array
 from splince_fast.projection import Projection
+from splince_fast.transformer import ErasingTransformer, columns_by_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ def counts_per_code(codes: Codes, correct: NDArray[np.bool_]) -> list[tuple[int,
 
 def columns_of(values: object, name: str) -> dict[str, Any]:
     """Return columns by name, from one column, mapping, frame, or tuple (names "role[0]", ...)."""
-    from splince_fast.estimators import columns_by_name
+    from splince_fast.transformer import columns_by_name
 
     if isinstance(values, tuple) and values and not np.isscalar(values[0]):
         return {f"{name}[{i}]": column for i, column in enumerate(values)}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.names import listed
 from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import heads, probes
 from splince_fast.evaluation.data import Codes, Float, fill_missing_groups, values_of
@@ -41,7 +42,6 @@ from splince_fast.evaluation.records import ERASER_ROW, Record
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import LabelError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import ClassCodes, Columns
-from splince_fast.labels.names import listed
 from splince_fast.moments import Moments
 
 # An erased feature counts as constant if its standard deviation is below this fraction of the root

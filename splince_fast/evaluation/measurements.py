@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from splince_fast._runtime.names import listed
 from splince_fast._solve.options import is_number
 from splince_fast.evaluation import statistics
 from splince_fast.evaluation.data import FEW_ROWS, Codes, Float
@@ -25,7 +26,6 @@ from splince_fast.evaluation.records import ERASER_ROW, Context, Record
 from splince_fast.evaluation.statistics import Difference, Interval
 from splince_fast.evaluation.text_table import Table, signed
 from splince_fast.exceptions import InputError
-from splince_fast.labels.names import listed
 
 # Matches the numbers in a note or reason, but not digits inside names.
 _NUMBER = re.compile(r"(?<![\w'])(\d[\d,.]*(e[+-]?\d+)?|inf\b)")

@@ -19,6 +19,7 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import warn
+from splince_fast._runtime.names import listed
 from splince_fast.evaluation.data import (
     Codes,
     Float,
@@ -31,7 +32,6 @@ from splince_fast.evaluation.records import CellCount, PartLabels, Record
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceError, SplinceWarning
 from splince_fast.labels import ClassCodes, ClassName, Encoded, names_array
 from splince_fast.labels.containers import check_index
-from splince_fast.labels.names import listed
 
 
 @dataclass(frozen=True, slots=True)

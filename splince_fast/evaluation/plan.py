@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import as_values
+from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import check_values
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
@@ -43,7 +44,6 @@ from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 from splince_fast.labels.containers import check_index
-from splince_fast.labels.names import listed
 
 HEADS = ("retrained", "frozen", "unregularised")
 _PARTS = {"train": 0, "validation": 1, "test": 2, False: 0, True: 2}

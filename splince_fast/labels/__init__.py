@@ -11,9 +11,7 @@ caller may reuse the buffers of the labels.
 
 from __future__ import annotations
 
-from splince_fast.labels.encode import KINDS, encode, encode_one
-from splince_fast.labels.encoded import ClassCodes, Columns, Encoded, kind_of
-from splince_fast.labels.names import (
+from splince_fast._runtime.names import (
     ClassName,
     VariableName,
     class_key,
@@ -21,6 +19,8 @@ from splince_fast.labels.names import (
     names_from_json,
     names_to_json,
 )
+from splince_fast.labels.encode import KINDS, encode, encode_one
+from splince_fast.labels.encoded import ClassCodes, Columns, Encoded, kind_of
 
 __all__ = [
     "KINDS",

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import described_type
+from splince_fast._runtime.names import ClassName, listed
 from splince_fast._runtime.rows import is_tensor, to_array
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.labels.encoded import ClassCodes
-from splince_fast.labels.names import ClassName, listed
 
 
 class Numbers(NamedTuple):

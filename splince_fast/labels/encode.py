@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import described_type, warn
+from splince_fast._runtime.names import ClassName, VariableName, listed
 from splince_fast.exceptions import (
     InputError,
     LabelError,
@@ -28,7 +29,6 @@ from splince_fast.labels.containers import (
     whole_numbers,
 )
 from splince_fast.labels.encoded import ClassCodes, Columns, Encoded, kind_of
-from splince_fast.labels.names import ClassName, VariableName, listed
 
 KINDS = ("classes", "continuous")
 # More distinct integers than this give a ManyClassesWarning.

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.labels.names import ClassName
+from splince_fast._runtime.names import ClassName
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels.factor import STATUS_OK
 from splince_fast._kernels.spans import largest_correlation
 from splince_fast._runtime.arguments import warn
+from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import abbreviated
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, equal_noise
@@ -46,12 +47,11 @@ from splince_fast.exceptions import (
     UnseenRowsWarning,
 )
 from splince_fast.labels import VariableName
-from splince_fast.labels.names import listed
 from splince_fast.methods.label_features import LEAST_CORRELATION, texts_on_labels
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Moments
-from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.statistics import Factored, Statistics
+from splince_fast.moments.variables import ClassSums
 from splince_fast.projection import Projection
 from splince_fast.report import (
     DiagonalCovariance,

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.names import listed
 from splince_fast._solve import tolerances
 from splince_fast._solve.restore import Restoration
 from splince_fast._solve.selection import Span
 from splince_fast.exceptions import InfeasibleError
 from splince_fast.labels import VariableName
-from splince_fast.labels.names import listed
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.variable import Variable
+from splince_fast.moments.variables import ClassSums, Variable
 from splince_fast.report import VariableReport, correlations_of
 
 Float = NDArray[np.float64]

@@ -12,9 +12,8 @@ from splince_fast._runtime.rows import abbreviated
 from splince_fast._solve.selection import Span
 from splince_fast._solve.tolerances import CONSTANT, EPS32
 from splince_fast.labels import VariableName
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.statistics import Statistics
+from splince_fast.moments.variables import ClassSums, ColumnSums
 
 Float = NDArray[np.float64]
 

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import warn
+from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import cause_text
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
@@ -43,7 +44,6 @@ from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
 from splince_fast.labels import VariableName
-from splince_fast.labels.names import listed
 from splince_fast.methods.fit import MethodCall
 from splince_fast.methods.label_columns import (
     LabelColumns,
@@ -53,8 +53,8 @@ from splince_fast.methods.label_columns import (
     variable_reports,
 )
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
+from splince_fast.moments.variables import ClassSums
 from splince_fast.projection import Projection
 from splince_fast.report import OracleFit, Report, Sampling
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import described_type, warn
+from splince_fast._runtime.names import listed, names_to_json
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_maps import (
     ClassMaps,
@@ -33,7 +34,6 @@ from splince_fast.exceptions import (
     UnseenRowsWarning,
 )
 from splince_fast.labels import ClassName
-from splince_fast.labels.names import listed, names_to_json
 from splince_fast.methods.label_columns import (
     LabelColumns,
     precision_notes,

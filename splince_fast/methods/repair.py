@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels import spans
 from splince_fast._kernels.factor import Factor
 from splince_fast._runtime.arguments import described_type, warn
+from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import check_feature_names
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import change, sensitivity
@@ -18,7 +19,6 @@ from splince_fast._solve.restore import Restoration, inverse_units, restore, shr
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.exceptions import InputError, PrecisionWarning
 from splince_fast.labels import VariableName
-from splince_fast.labels.names import listed
 from splince_fast.methods.label_columns import (
     LabelColumns,
     precision_notes,
@@ -26,10 +26,8 @@ from splince_fast.methods.label_columns import (
     variable_reports,
 )
 from splince_fast.moments import Moments
-from splince_fast.moments.class_sums import ClassSums, refuse_other_kind
-from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.statistics import Factored, Statistics, statistics
-from splince_fast.moments.variable import Variable
+from splince_fast.moments.variables import ClassSums, ColumnSums, Variable, refuse_other_kind
 from splince_fast.projection import Projection
 from splince_fast.report import Report, Sampling
 

@@ -27,17 +27,22 @@ from splince_fast.moments.block import (
     MATRIX_PRODUCT_FROM,
     Block,
     BlockSums,
+    Buffer,
     Labels,
     LabelSums,
     Workspace,
     reduce_block,
 )
-from splince_fast.moments.buffer import Buffer
-from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
-from splince_fast.moments.variable import KIND_OF_COLUMN, Variable, contradiction, look_up
+from splince_fast.moments.variables import (
+    KIND_OF_COLUMN,
+    ClassSums,
+    Variable,
+    contradiction,
+    look_up,
+)
 
 Float = NDArray[np.float64]
 

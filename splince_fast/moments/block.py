@@ -1,8 +1,10 @@
-"""A block of labelled rows, and its reduction to sums in parallel, with the work memory for it."""
+"""A block of labelled rows: the buffer in which it fills, and its reduction to sums in parallel."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -11,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
+from splince_fast._kernels.row_kernels import Assignment, Call, Change, add
 from splince_fast._runtime import threads
+from splince_fast._runtime.memory import aligned
 from splince_fast._runtime.rows import check_values
 from splince_fast.labels import VariableName
 
@@ -322,3 +326,208 @@ def label_products(block: Block, values: Float, shift: Float) -> Float:
         np.subtract(block.array(start, start + step), shift, out=part)
         blas_kernels.gemm_f64_into(columns[start : start + step], part, products)
     return products
+
+
+# Least number of elements per thread. For fewer elements, starting the thread takes more time than
+# the thread saves.
+_GRAIN = 3 << 17
+# All values of a block with weights of at least 1 are valid if the sum of squares of each feature
+# about a point is at most this, and no coordinate of the point is larger.
+_LARGEST_SQUARES, _LARGEST_SHIFT = 1e280, 1e140
+# Largest number of segments (see `_segment_rows`) of a block: a few threads saturate the memory
+# bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
+# more than the second.
+_MOST_SEGMENTS = 7
+# Least number of columns per task, a multiple of 16.
+_LEAST_COLUMNS = 192
+
+
+def sum_block(
+    rows: NDArray[np.generic],
+    weight: Float | None,
+    shift: Float,
+    codes: NDArray[np.intp],
+    n_codes: int,
+    values: Float,
+    index: NDArray[np.intp] | None = None,
+) -> BlockSums:
+    """Return the sums of a block; raise the error of :func:`check_values` for invalid rows."""
+    n, d, by_matrix = (
+        len(rows) if index is None else len(index),
+        rows.shape[1],
+        (len(values) >= MATRIX_PRODUCT_FROM),
+    )
+    given = Block(n, rows, weight, {}, index)
+    columns = values[:0] if by_matrix else values
+    n_sums = n_codes + len(columns) + 2
+    segment = _segment_rows(n, d, n_sums)
+    n_segments, n_pieces = -(-n // segment), 1
+    block = row_kernels.Block(rows, index, weight, shift, codes, n_codes, columns, segment)
+    if n_segments == 1:
+        n_pieces = max(1, min(d // max(_LEAST_COLUMNS, _GRAIN // n), threads.thread_count()))
+    piece_width = -(-d // (n_pieces * _LEAST_COLUMNS)) * _LEAST_COLUMNS
+    parts = np.empty((n_segments, *block.sums.shape))
+    scratch, counter = aligned((n_segments, 3, -(-d // 8) * 8)), np.zeros(1, np.int64)
+
+    def work(first: int, last: int) -> None:
+        row_kernels.sum_block(block, piece_width, parts, scratch, counter)
+
+    threads.split(work, max(n_segments, n_pieces), grain=1)
+    with np.errstate(over="ignore", invalid="ignore"):  # the check below reports overflow
+        block.sums[...] = functools.reduce(np.add, parts)  # fixed order: reproducible sums
+    least_weight = 1.0 if weight is None else min(1.0, weight.min())
+    is_small = np.abs(shift).max() <= _LARGEST_SHIFT  # false for NaN, too
+    if not (is_small and block.squares.max() <= _LARGEST_SQUARES * least_weight):
+        check_values(given.array())
+    weight_sum = float(n) if weight is None else float(weight.sum())
+    products = label_products(given, values, shift) if by_matrix else block.products
+    return BlockSums(n, weight_sum, shift, block.total, block.squares, block.class_sums, products)
+
+
+@lru_cache(maxsize=64)
+def _segment_rows(n: int, d: int, n_sums: int) -> int:
+    """Return the number of rows per segment, a multiple of 4."""
+    # A segment is a range of rows of a block; each segment has its own sums, so that threads can
+    # sum several segments in parallel. The number of segments depends on shapes alone, for
+    # reproducible results, and is small enough that the sums take a small fraction of the memory of
+    # the block. If a block has a single segment, threads split its columns.
+    count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
+    return -(-n // (4 * count)) * 4
+
+
+_FLOAT32 = np.dtype(np.float32)
+# A row with a sum of squares of at most this is finite, and valid in float32 and float64.
+_LARGEST_ROW = 1e38
+
+
+class Buffer:
+    """Memory for the labelled rows of a block that is not full yet."""
+
+    # A buffer has one dtype: :meth:`converted` converts the rows if a row of a wider dtype is
+    # added, and rows of a narrower dtype are converted when they are added. Alternating dtypes
+    # therefore cost no more than the wider dtype alone.
+    # Rows are written beyond position `filled`; a change of `filled` then adds them.
+
+    def __init__(
+        self,
+        capacity: int,
+        width: int,
+        dtype: np.dtype[np.generic],
+        empty: Callable[[int], Any] | None = None,
+    ) -> None:
+        # `empty(size)` returns memory for `size` float64 numbers: an array by default, or a tensor
+        # if `dtype` is a torch dtype.
+        size = -(-capacity * width * dtype.itemsize // 8)
+        self._memory: Float = np.empty(size) if empty is None else empty(size)
+        self._width = width
+        self.filled = 0
+        self._weight: Float | None = None  # (capacity,)
+        self._labels: dict[VariableName, Labels] = {}  # (capacity, ...) by variable
+        # (capacity, d): memory for the rows; rows from position `filled` on are unused
+        self.rows = self._view(capacity, dtype)
+
+    def _view(self, capacity: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+        flat: NDArray[np.generic] = self._memory.view(dtype)
+        return flat[: capacity * self._width].reshape(capacity, self._width)
+
+    def try_resize(self, capacity: int, dtype: np.dtype[np.generic]) -> bool:
+        """Set the capacity and dtype of the buffer, if it is empty and its memory suffices."""
+        if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
+            return False
+        self.rows = self._view(capacity, dtype)
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        others = [self._weight, *self._labels.values()]
+        return self._memory.nbytes + sum(a.nbytes for a in others if a is not None)
+
+    def converted(self, capacity: int, dtype: np.dtype[np.generic]) -> Buffer:
+        """Return a new buffer of this capacity and dtype with a copy of the buffered rows."""
+        result = Buffer(capacity, self._width, dtype)
+        if self.filled:
+            add(result.appended(self.contents(), 0))
+        return result
+
+    def appended(self, block: Block, start: int) -> list[Change]:
+        """Return the changes that make a block the rows from position `start` on."""
+        # `start` is `filled`, or 0 if earlier changes empty the buffer.
+        changes: list[Change] = []
+        if start < self.filled:  # these rows are in use until the changes are applied
+            rows = np.empty((block.n, self._width), self.rows.dtype)
+            block.copy_rows(rows)
+            changes.append(Call(self.rows[: block.n].__setitem__, ..., rows))
+        else:
+            block.copy_rows(self.rows[start : start + block.n])
+        weight, labels = self._written(block, start)
+        filled = start + block.n
+        changes.append(Assignment(self, {"filled": filled, "_weight": weight, "_labels": labels}))
+        return changes
+
+    def completed(self, block: Block) -> tuple[Block, Change]:
+        """Return the buffered rows with a block that fills the buffer, and a change to empty it."""
+        block.copy_rows(self.rows[self.filled :])
+        weight, labels = self._written(block, self.filled)
+        return Block(len(self.rows), self.rows, weight, labels), self.emptied()
+
+    def emptied(self) -> Change:
+        return Assignment(self, {"filled": 0, "_weight": None, "_labels": {}})
+
+    def _written(self, block: Block, start: int) -> tuple[Float | None, dict[VariableName, Labels]]:
+        """Return the weights and labels of the buffer with those of a block from `start` on."""
+        capacity, stop, continues = len(self.rows), start + block.n, start == self.filled
+        weight = self._weight if continues else None
+        if block.weight is not None and weight is None:
+            weight = np.ones(capacity)
+        if weight is not None:
+            weight[start:stop] = 1.0 if block.weight is None else block.weight
+        labels = dict(self._labels) if continues else {}
+        for name in labels.keys() - block.labels.keys():
+            labels[name][start:stop] = missing_label(labels[name])
+        for name, added in block.labels.items():
+            if name not in labels:
+                shape = capacity, *added.shape[1:]
+                labels[name] = np.full(shape, missing_label(added), added.dtype)
+            labels[name][start:stop] = added
+        return weight, labels
+
+    def append_row(
+        self, X: NDArray[np.generic], codes: Mapping[VariableName, int], changes: list[Change]
+    ) -> bool:
+        """Append a row X, (1, d), with a class code for every variable of the buffered rows."""
+        # `changes` are applied together with the append. False changes nothing: the buffer is
+        # empty, holds weights or has other variables, or the row is not finite, has another shape
+        # or a dtype that is neither float32 nor that of the buffer, or completes a block.
+        start, rows = self.filled, self.rows
+        if (
+            not 0 < start < len(rows) - 1
+            or self._weight is not None
+            or X.shape != (1, self._width)
+            or X.dtype not in (rows.dtype, _FLOAT32)
+            or codes.keys() != self._labels.keys()
+        ):
+            return False
+        row = rows[start]
+        row[:] = X[0]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not np.dot(row, row) <= _LARGEST_ROW:  # `not <=` is true for NaN, too
+                return False
+        for name, code in codes.items():
+            self._labels[name][start] = code
+        if changes:
+            add([*changes, Assignment(self, {"filled": start + 1})])
+        else:
+            self.filled = start + 1
+        return True
+
+    def contents(self) -> Block:
+        """Return the buffered rows as views of the memory."""
+        stop = self.filled
+        labels = {name: labels[:stop] for name, labels in self._labels.items()}
+        weight = None if self._weight is None else self._weight[:stop]
+        return Block(stop, self.rows[:stop], weight, labels)
+
+
+def missing_label(labels: Labels) -> float:
+    """Return the missing label of an array of labels: NaN for values, -1 for class codes."""
+    return np.nan if labels.dtype.kind == "f" else -1

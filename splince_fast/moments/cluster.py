@@ -15,7 +15,7 @@ from splince_fast._runtime import threads
 from splince_fast._runtime.arguments import described_type, require
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError
-from splince_fast.moments.sampled import arguments_of_part
+from splince_fast.moments.scatters import arguments_of_part
 from splince_fast.sources.base import Block, PieceSource, Source
 
 Moments: TypeAlias = Any  # `splince_fast.Moments`, whose module imports this one

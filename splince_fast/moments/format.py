@@ -50,10 +50,10 @@ from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.block import Block
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import SampledAccumulator
+from splince_fast.moments.scatters import SampledAccumulator
 from splince_fast.moments.split import Part, Split, accumulator_of
 from splince_fast.moments.state import EPS32, EPS64, Diagonal, Scatter, State
-from splince_fast.moments.variable import KINDS
+from splince_fast.moments.variables import KINDS
 
 # Version number of the file format: raise it with every change that an older reader misreads.
 FORMAT = 1

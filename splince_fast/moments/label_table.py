@@ -18,9 +18,7 @@ from splince_fast._runtime.files import Layout, Tensors, check_tensors
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import VariableName
 from splince_fast.moments.block import Labels
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.variable import Variable
+from splince_fast.moments.variables import ClassSums, ColumnSums, Variable
 
 Float = NDArray[np.float64]
 Index = NDArray[np.intp]

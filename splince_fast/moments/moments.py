@@ -27,15 +27,15 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.class_sums import check_ddof
 from splince_fast.moments.format import FORMAT, from_tensors, to_tensors
 from splince_fast.moments.inputs import read_update
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import SampledAccumulator, with_subsample
+from splince_fast.moments.scatters import SampledAccumulator, with_subsample
 from splince_fast.moments.split import Part, Split, accumulator_of
 from splince_fast.moments.state import State
 from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.moments.stream import accumulate
+from splince_fast.moments.variables import check_ddof
 
 Float = NDArray[np.float64]
 

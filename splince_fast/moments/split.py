@@ -15,19 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.row_kernels import Assignment, Change, add
+from splince_fast._runtime.names import listed, sort_key
 from splince_fast._runtime.rows import Rows, splitmix64
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.labels.encoded import observed
-from splince_fast.labels.names import listed, sort_key
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.block import Workspace
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.diagonal import DiagonalAccumulator
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import SampledAccumulator
-from splince_fast.moments.variable import Variable, check_column
+from splince_fast.moments.scatters import DiagonalAccumulator, SampledAccumulator
+from splince_fast.moments.variables import ClassSums, Variable, check_column
 
 Float: TypeAlias = NDArray[np.float64]
 Index: TypeAlias = NDArray[np.intp]

@@ -23,14 +23,13 @@ from splince_fast._solve.options import Options, check_moment_options
 from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.sampled import (
+from splince_fast.moments.scatters import (
     FactorInput,
     SampledAccumulator,
     SampleStatistics,
 )
 from splince_fast.moments.split import Total
-from splince_fast.moments.variable import look_up
+from splince_fast.moments.variables import ClassSums, look_up
 
 Float = NDArray[np.float64]
 

@@ -26,8 +26,7 @@ from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughMemoryE
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.block import Block, BlockSums, Workspace
-from splince_fast.moments.buffer import Buffer
+from splince_fast.moments.block import Block, BlockSums, Buffer, Workspace
 from splince_fast.moments.moments import from_accumulator
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import EPS32, EPS64, Scatter, State

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from splince_fast._runtime.arguments import as_names, check_keywords, described_type, warn
+from splince_fast._runtime.names import listed
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
@@ -32,7 +33,6 @@ from splince_fast.exceptions import (
     SplinceError,
 )
 from splince_fast.labels import encode
-from splince_fast.labels.names import listed
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.moments.block import Workspace

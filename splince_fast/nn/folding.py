@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from splince_fast._runtime.arguments import warn
+from splince_fast._runtime.names import listed
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
-from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
 from splince_fast.nn.eraser import check_projection, eraser_for, read_erasers
 from splince_fast.nn.hooks import SiteHook

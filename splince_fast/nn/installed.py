@@ -12,9 +12,9 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from splince_fast._runtime.arguments import warn
+from splince_fast._runtime.names import listed
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
-from splince_fast.labels.names import listed
 from splince_fast.nn import running, sites
 from splince_fast.nn.eraser import Erasers, check_projection, eraser_for, read_erasers
 from splince_fast.nn.hooks import SiteHook

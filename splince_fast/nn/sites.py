@@ -17,9 +17,9 @@ from torch.utils.hooks import RemovableHandle
 
 from splince_fast._runtime import files
 from splince_fast._runtime.arguments import described_type
+from splince_fast._runtime.names import listed
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError, SiteError
-from splince_fast.labels.names import listed
 
 Key = int | str | None
 

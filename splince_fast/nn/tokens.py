@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from splince_fast._runtime.names import listed
 from splince_fast.exceptions import InputError, SiteError
-from splince_fast.labels.names import listed
 from splince_fast.nn.sites import clean_names, in_backward, prefixes
 
 # Integer label that means "no label", as in the losses of torch.

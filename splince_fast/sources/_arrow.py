@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import require
+from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import choose_block_rows
 from splince_fast.exceptions import InputError
 from splince_fast.labels.containers import MISSING_CLASS
-from splince_fast.labels.names import listed
 from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
 
 if TYPE_CHECKING:

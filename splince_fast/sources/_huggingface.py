@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from splince_fast._runtime.arguments import described_type
+from splince_fast._runtime.names import listed
 from splince_fast.exceptions import InputError
-from splince_fast.labels.names import listed
 from splince_fast.sources._arrow import (
     ColumnNames,
     VectorType,

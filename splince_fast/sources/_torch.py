@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from splince_fast._runtime.arguments import described_type, require
+from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import torch_to_numpy
 from splince_fast.exceptions import InputError
-from splince_fast.labels.names import listed
 from splince_fast.sources._arrays import from_arrays
 from splince_fast.sources.base import Block, Source, StreamSource, is_matrix, iterator_factory
 

@@ -2,8 +2,8 @@
 
 What the random walks of test_moments_state_machine.py cannot aim at is tested here by name.
 
-Modules: `moments.accumulator`, `moments.block`, `moments.buffer`, `moments.class_sums`,
-`moments.inputs`, `moments.state`, `moments.stream`, `moments.variable`.
+Modules: `moments.accumulator`, `moments.block`, `moments.inputs`, `moments.state`,
+`moments.stream`, `moments.variables`.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     UnknownVariableError,
 )
-from splince_fast.moments import accumulator, buffer, class_sums, column_sums, label_table
+from splince_fast.moments import accumulator, label_table, variables
 from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module
-from splince_fast.moments.column_sums import ColumnSums
+from splince_fast.moments.variables import ColumnSums
 
 Float = np.ndarray[Any, Any]
 
@@ -984,7 +984,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
     pytest.fail("still failing after 500 allocations")
 
 
-FAULTY = accumulator, reducing, buffer, class_sums, column_sums, label_table, state_module
+FAULTY = accumulator, reducing, label_table, state_module, variables
 FAULTS = {
     # block size, rows before, rows of the update that fails
     "first update waits": (8, 0, 3),

@@ -3,7 +3,7 @@
 Constraints are exact for both; a formula states the excess of a sample. Every property has its
 control: the step that secures it is left out, and the figure breaks.
 
-Modules: `moments.block_sums`, `moments.diagonal`, `moments.sampled`.
+Modules: `moments.block`, `moments.scatters`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SampledScatterWarning,
 )
-from splince_fast.moments import block_sums, sampled
-from splince_fast.moments.sampled import SampledAccumulator
+from splince_fast.moments import block, scatters
+from splince_fast.moments.scatters import SampledAccumulator
 
 Float = NDArray[np.float64]
 Find = Callable[[str], Path]
@@ -587,7 +587,7 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
     X, labels = gaussian(4096, 600, 1.0)
     labels["z"] = np.arange(len(X)) % classes
-    segment = block_sums._segment_rows(len(X), 600, 2 + classes)
+    segment = block._segment_rows(len(X), 600, 2 + classes)
     assert (segment < len(X)) == (classes == 2)
     found = []
     for count in ("1", "2", "3"):
@@ -702,8 +702,8 @@ def test_auto_takes_what_five_percent_need() -> None:
         sf.Moments.from_blocks(iter([(X, labels)]), subsample="auto")
     for n, d in ((6000, None), (None, 24)):
         with pytest.raises(InputError, match="unknown for blocks"):
-            sampled.subsample_for("auto", n, d, "blocks", 2)
-        assert sampled.subsample_for(1e-3, n, d, "blocks", 2) == 1e-3
+            scatters.subsample_for("auto", n, d, "blocks", 2)
+        assert scatters.subsample_for(1e-3, n, d, "blocks", 2) == 1e-3
     with pytest.raises(InputError, match=r"pass at least 0\.0078"):
         sf.Moments.from_blocks(source, subsample=0.001)
 
@@ -878,7 +878,7 @@ def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(SampledScatterWarning, match=r"1 feature\(s\) \('f3'\)"):
         repaired = draws(frame, labels, 5 * d / n, 60, leace)[0]
     assert repaired.max() < 1.0
-    monkeypatch.setattr(sampled, "_STANDARD_ERRORS", 1e300)
+    monkeypatch.setattr(scatters, "_STANDARD_ERRORS", 1e300)
     assert draws(X, labels, 5 * d / n, 60, leace)[0].max() > 10
 
 
@@ -906,7 +906,7 @@ def test_drifting_rows_sorted_by_class() -> None:
 
 def test_too_few_rows_for_the_formula_state_no_excess() -> None:
     """excess = (1 - f) p / (m - p - 2), of m = 10 rows and p regressors."""
-    sample = sampled.SampleStatistics(10, 10.0, 0.1)
+    sample = scatters.SampleStatistics(10, 10.0, 0.1)
     one = np.array([[1.0, 0.0]])
     assert sample.distortion(one, np.eye(1), 8)[1] is None
     assert sample.distortion(one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)
@@ -955,7 +955,7 @@ def test_block_sums_are_its_naive_twin(
     codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
     values, shift = rng.normal(size=(columns, n)), rng.normal(size=d)
     given = rows if index is None else lying
-    sums = block_sums.sum_block(given, weight, shift, codes, 5, values, index)
+    sums = block.sum_block(given, weight, shift, codes, 5, values, index)
     w = np.ones(n) if weight is None else weight
     y = rows.astype(np.float64) - shift
     near = {"rtol": 1e-12, "atol": 1e-11}
@@ -966,8 +966,8 @@ def test_block_sums_are_its_naive_twin(
     for column in codes:
         np.add.at(expected, column[column >= 0], (w[:, None] * y)[column >= 0])
     np.testing.assert_allclose(sums.class_sums, expected, **near)
-    n_sums = 2 + 5 + (columns if columns < block_sums.MATRIX_PRODUCT_FROM else 0)
-    assert -(-n // block_sums._segment_rows(n, d, n_sums)) == segments
+    n_sums = 2 + 5 + (columns if columns < block.MATRIX_PRODUCT_FROM else 0)
+    assert -(-n // block._segment_rows(n, d, n_sums)) == segments
 
 
 @pytest.mark.parametrize(
@@ -991,7 +991,7 @@ def test_rows_that_are_too_large_are_refused_though_none_is_sampled(
 def test_infinities_in_two_segments_are_refused() -> None:
     """Their sum has no value; an error says so, and no warning (the tests make it an error)."""
     X, labels = gaussian(4096, 300, 1.0)
-    assert len(X) > 2 * block_sums._segment_rows(len(X), 300, 6)
+    assert len(X) > 2 * block._segment_rows(len(X), 300, 6)
     moments = sf.Moments(subsample=0.5).update(X, labels)
     before = moments.copy()
     X[[100, 4000], 5] = np.inf, -np.inf

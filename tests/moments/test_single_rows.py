@@ -14,7 +14,7 @@ from naive_model import state_bytes
 from splince_fast import Moments
 from splince_fast.exceptions import LabelError
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.variables import ClassSums
 
 D, BLOCK = 3, 8
 

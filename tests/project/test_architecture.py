@@ -19,7 +19,7 @@ LAYERS = [
     ["labels", "sources"],
     ["_solve"],
     ["moments", "report"],
-    ["projection", "conditional"],
+    ["projection", "conditional", "transformer"],
     ["methods", "strength"],
     ["estimators", "config"],
     ["baselines", "evaluation", "nn"],

@@ -1,9 +1,11 @@
-"""The scatter of a uniform sample of the rows, with means, variances and class sums of all rows.
+"""Accumulators without the scatter of all rows: variances alone, or those and a sample's scatter.
 
-Any positive definite matrix in place of Cov(x) gives an eraser with exact constraints; the matrix
-determines only how far the distortion exceeds the minimum. The matrix is S + D, with S the
-covariance of the sampled rows. D is diagonal: where the variance of a feature in all rows exceeds
-that in the sample by more than the sampling error, the entry of D is the difference, and 0
+Rows may be dense or, for variances alone, sparse.
+
+A sample: any positive definite matrix in place of Cov(x) gives an eraser with exact constraints;
+the matrix determines only how far the distortion exceeds the minimum. The matrix is S + D, with S
+the covariance of the sampled rows. D is diagonal: where the variance of a feature in all rows
+exceeds that in the sample by more than the sampling error, the entry of D is the difference, and 0
 elsewhere. D restores the variance of a feature that comes from a few rows, none of them sampled.
 
 A row is sampled if the hash of its position in the stream is below the fraction `subsample`.
@@ -11,27 +13,147 @@ A row is sampled if the hash of its position in the stream is below the fraction
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels.row_kernels import Assignment, Change
+from splince_fast._kernels.row_kernels import Assignment, Change, sample_columns
+from splince_fast._runtime import threads
 from splince_fast._runtime.arguments import warn
-from splince_fast._runtime.rows import Rows, abbreviated, splitmix64
+from splince_fast._runtime.rows import (
+    NO_WEIGHT,
+    Rows,
+    SparseRows,
+    abbreviated,
+    is_sparse,
+    parts,
+    splitmix64,
+    subtracted,
+)
 from splince_fast._solve.options import check_moment_options
 from splince_fast.exceptions import InputError, NotEnoughDataError, SampledScatterWarning
-from splince_fast.labels import VariableName
+from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.block import Block
-from splince_fast.moments.diagonal import DiagonalAccumulator
+from splince_fast.moments.block import Block, BlockSums, sum_block
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
-from splince_fast.moments.variable import Variable
+from splince_fast.moments.variables import Variable
 from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
+
+# The shift of a block is the mean of this many rows at its start.
+_HEAD = 16
+# Sparse rows per block. Blocks are larger than for dense rows, since the merge of a block takes
+# O(d k) operations even if the block has few stored entries.
+_SPARSE_ROWS = 1 << 14
+# A column of sparse rows is summed about 0 unless |mean| exceeds this many standard deviations.
+_FAR = 16.0
+
+
+class DiagonalAccumulator(Accumulator):
+    """An accumulator of variances: O(d k) numbers for k label columns."""
+
+    def n_merges(self, rows: Rows, n: int) -> int:
+        step = self.parameters.block_rows or _SPARSE_ROWS
+        return -(-n // step) if is_sparse(rows.array) else super().n_merges(rows, n)
+
+    def _add_rows(
+        self,
+        rows: Rows,
+        n: int,
+        weight: Float | None,
+        encoded: Mapping[VariableName, Encoded],
+        in_order: bool,
+        index: NDArray[np.intp] | None,
+        sink: Callable[[list[Change]], None],
+    ) -> None:
+        """Pass the changes to `sink`; sparse rows are merged at once, without a buffer."""
+        if not isinstance(rows, SparseRows):
+            super()._add_rows(rows, n, weight, encoded, in_order, index, sink)
+            return
+        rows = rows if index is None else rows.select(index)
+        block, state, variables = self._encoded(rows, n, weight, encoded, None)
+        step = self.parameters.block_rows or _SPARSE_ROWS
+        for start in range(0, n, step):
+            part = block.slice(start, min(n, start + step))
+            changes, variables = self._merge(part, state, variables)
+            sink(changes)
+        sink([Assignment(self, {"state": state, "variables": variables})])
+
+    def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
+        """Return the rows per block; the reduction needs no work memory."""
+        threads.thread_count()  # raises InputError if SPLINCE_FAST_NUM_THREADS is invalid
+        capacity = self.parameters.capacity(width, dtype.itemsize)
+        self._work.capacities[width, dtype] = capacity
+        return capacity
+
+    def _empty_state(self, width: int) -> State:
+        return State.empty_diagonal(width)
+
+    def _reduce(
+        self, block: Block, codes: NDArray[np.intp], class_weights: Float, values: Float
+    ) -> BlockSums:
+        """Return the sums of a block about a shift, with the sums of squares about its mean."""
+        if is_sparse(block.rows):
+            return _sum_sparse(block.rows, block.weight, codes, len(class_weights), values)
+        head = block.slice(0, min(block.n, _HEAD))
+        shift = sample_columns(head.rows, head.index, head.weight, 1)[0]
+        sums = sum_block(
+            block.rows, block.weight, shift, codes, len(class_weights), values, block.index
+        )
+        squares = np.maximum(0.0, sums.squares - sums.total**2 / sums.weight_sum)
+        return replace(sums, squares=squares)
+
+
+def _sum_sparse(
+    rows: Any, weight: Float | None, codes: NDArray[np.intp], n_sums: int, values: Float
+) -> BlockSums:
+    """Return the sums of a block of sparse rows about a shift."""
+    # Only stored entries are read. Columns are summed about 0, except columns whose mean is more
+    # than 16 standard deviations from 0. These are summed about a shift near the mean, which makes
+    # them dense, but adds few entries: such a column has less than one implicit zero in 257 rows.
+    sums = sum_stored(rows, weight, codes, n_sums, values)
+    far = far_from_zero(sums.total / sums.weight_sum, sums.squares / sums.weight_sum)
+    if len(far):
+        shift = np.zeros(rows.shape[1])
+        head = rows[:_HEAD][:, far].toarray()
+        shift[far] = sample_columns(head, None, None if weight is None else weight[:_HEAD], 1)[0]
+        sums = sum_stored(subtracted(rows, shift), weight, codes, n_sums, values)
+        sums.shift = shift
+    return sums
+
+
+def sum_stored(
+    rows: Any,
+    weight: Float | None,
+    codes: NDArray[np.intp],
+    n_sums: int,
+    values: Float,
+    mean: Float | None = None,
+) -> BlockSums:
+    """Return the sums of sparse rows about 0, but the sums of squares about `mean`."""
+    # By default, `mean` is that of the rows.
+    import splince_fast._kernels.sparse as kernels
+
+    n, d = rows.shape
+    row_weights = NO_WEIGHT if weight is None else weight
+    weight_sum = float(n) if weight is None else float(weight.sum())
+    total, squares = np.zeros(d), np.empty(d)
+    class_sums, products = np.zeros((n_sums, d)), np.zeros((len(values), d))
+    kernels.sum_rows(*parts(rows), row_weights, codes, values, total, class_sums, products)
+    mean = total / weight_sum if mean is None else mean
+    kernels.sum_squares(*parts(rows), row_weights, mean, weight_sum, squares)
+    return BlockSums(n, weight_sum, np.zeros(d), total, squares, class_sums, products)
+
+
+def far_from_zero(mean: Float, variances: Float) -> NDArray[np.intp]:
+    """Return the columns whose mean is more than 16 standard deviations from 0."""
+    return np.flatnonzero(np.abs(mean) > _FAR * np.sqrt(variances))
+
 
 # Numbers of sampled rows per feature. With fewer than LEAST_ROWS the distortion may far exceed the
 # minimum, and an error is raised. With GOOD_ROWS it exceeds the minimum by at most 5 percent.
