@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 import splince_fast as sf
 from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
-from splince_fast import estimators as base
+from splince_fast import transformer as base
 from splince_fast.exceptions import InputError
 
 CLASSES = (SPLINCE, LEACE, SAL, MeanProjection)
