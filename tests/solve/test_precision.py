@@ -213,7 +213,7 @@ def test_a_trace_left_in_tiny_features_warns(method: Any) -> None:
     """Two directions of three classes, and one feature so large that one of them is rounding."""
     x, z = graded(np.array([7.0] + 7 * [-9.0]), 3)
     moments = sf.Moments().update(x, {"z": z})
-    with pytest.warns(PrecisionWarning, match="covariance with 'z' is left, for features"):
+    with pytest.warns(PrecisionWarning, match="covariance with 'z' is left, in features"):
         eraser = method(moments, erase="z")
     assert eraser.rank == 1
     assert largest_trace(x, z, eraser)[0] > 0.1
@@ -236,7 +236,7 @@ def test_a_share_of_3e_4_in_tiny_features_warns(method: Any, strength: float, wa
     within = x - means
     x = within + np.array([1.0] + 7 * [strength]) * means
     x[:, 7] = 1e3
-    told = pytest.warns(PrecisionWarning, match="is left, for features")
+    told = pytest.warns(PrecisionWarning, match="is left, in features")
     with told if warned else nullcontext():
         assert method(sf.Moments().update(x, {"z": z}), erase="z").rank == 1
     # Where nothing is erased, that is all there is to say; also where no feature varies.
