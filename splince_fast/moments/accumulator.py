@@ -189,7 +189,7 @@ class Accumulator:
     def n_merges(self, rows: Rows, n: int) -> int:
         """Return the number of blocks that an update of n rows reduces, or a larger number."""
         width, dtype = rows.array.shape[1], rows.dtype
-        capacity = self._work.capacities.get((width, dtype)) or self._reserve(width, dtype)
+        capacity = self._capacity(width, dtype)
         buffer = self.buffer
         if buffer is None:
             return n // capacity
@@ -201,7 +201,7 @@ class Accumulator:
         """Raise an error for invalid rows, except in full blocks, which the reduction checks."""
         first = 0
         if rows.direct and not (in_order and self.has_buffered):
-            first = n - n % self._work.capacities[rows.array.shape[1], rows.dtype]
+            first = n - n % self._capacity(rows.array.shape[1], rows.dtype)
         if not first:
             rows.check()
         elif first < n:
@@ -220,7 +220,7 @@ class Accumulator:
         """Pass the changes that add rows to `sink`, step by step."""
         # A step reduces one block at most. If there are several, `sink` adds the changes of a step.
         block, state, variables = self._encoded(rows, n, weight, encoded, index)
-        capacity = self._work.capacities[rows.array.shape[1], rows.dtype]
+        capacity = self._capacity(rows.array.shape[1], rows.dtype)
         buffer, start = None, 0
         filled = 0 if self.buffer is None else self.buffer.filled
         while start < n:
@@ -299,6 +299,10 @@ class Accumulator:
     def _empty_state(self, width: int) -> State:
         return State.empty(width)
 
+    def _capacity(self, width: int, dtype: np.dtype[np.generic]) -> int:
+        """Return the rows per block, for which work memory is allocated."""
+        return self._work.capacities.get((width, dtype)) or self._reserve(width, dtype)
+
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Allocate work memory for blocks of this width and dtype; return the rows per block."""
         capacity = self.parameters.capacity(width, dtype.itemsize)
@@ -321,7 +325,7 @@ class Accumulator:
         """Convert buffered rows of a narrower dtype to that of `rows`."""
         buffer, width = self.buffer, rows.array.shape[1]
         if buffer is not None and buffer.rows.dtype.itemsize < rows.dtype.itemsize:
-            capacity = self._work.capacities[width, rows.dtype]
+            capacity = self._capacity(width, rows.dtype)
             if buffer.filled >= capacity:
                 self.flush()
             self.buffer = buffer.converted(capacity, rows.dtype)

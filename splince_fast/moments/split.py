@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.labels.encoded import observed
-from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.accumulator import Accumulator, merged_variables
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatters import DiagonalAccumulator, SampledAccumulator
@@ -258,6 +259,9 @@ class Split:
     def merged(self, other: Split) -> list[Change]:
         """Return the changes that add the parts of another split."""
         self.check_compatible(other)
+        for first, second in product(self._leaves(), other._leaves()):  # also of different classes
+            if first.width and second.width:
+                merged_variables(_kinds(first), _kinds(second), np.zeros(first.width), 1)
         parts, changes = dict(self.parts), list[Change]()
         for key, theirs in other.parts.items():
             parts[key] = parts.get(key) or self.new_part()
@@ -339,3 +343,13 @@ def _order(key: Key) -> tuple[bool, str]:
 def _digest(name: ClassName) -> int:
     digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
+
+
+def _kinds(leaf: Accumulator) -> dict[VariableName, Variable]:
+    """Return empty variables of the same kinds, with the same columns or with one class name."""
+    return {
+        name: ClassSums(variable.width, variable.names[:1])
+        if isinstance(variable, ClassSums)
+        else variable.empty_like()
+        for name, variable in leaf.variables.items()
+    }

@@ -105,7 +105,7 @@ def test_a_report_says_what_a_tolerance_for_ranks_leaves(method: str) -> None:
         assert (erased.residual > 0.1, erased.rank < 3) == (left, left)
         assert erased.bound < 1e-12
         assert (erased.expected is None) == (left or method == "sal")
-        assert ("still predicts 'z' (rank_tol)" in figures.explain()) == left
+        assert ("a linear predictor can use it" in figures.explain()) == left
         assert ("no linear predictor" in figures.explain()) != left
 
 

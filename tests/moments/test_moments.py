@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import scipy.sparse
 from entangled import drawn, gap, normal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -1305,3 +1306,22 @@ def test_negative_zero_is_zero() -> None:
     assert Moments(kinds={"s": "classes"}).update(X, {"s": np.where(z, 0.0, -0.0)}).classes(
         "s"
     ) == (0,)
+
+
+def test_buffered_float32_rows_are_widened_by_full_and_by_sparse_blocks() -> None:
+    """Work memory is reserved for each dtype, also after a copy, which has none."""
+    rng = np.random.default_rng(0)
+    narrow, wide = rng.normal(size=(6, 5)).astype(np.float32), rng.normal(size=(20, 5))
+    for parameters, more in (
+        ({}, wide), ({"covariance_type": "diag"}, wide),
+        ({"covariance_type": "diag"}, scipy.sparse.csr_matrix(wide)),
+    ):  # fmt: skip
+        moments = Moments(block_rows=8, **parameters).update(narrow).copy()
+        moments.update(more)
+        assert moments.n_rows == 26
+        mean = np.concatenate([narrow, wide]).mean(axis=0)
+        np.testing.assert_allclose(moments.mean, mean, rtol=0, atol=1e-15)
+    # More float32 rows fit in a block than float64 rows.
+    d = 4096
+    moments = Moments().update(rng.standard_normal((3000, d), dtype=np.float32)).copy()
+    assert moments.update(rng.normal(size=(5, d))).n_rows == 3005

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_model import REDUCTION, interrupt_reductions, state_bytes
 from numpy.typing import NDArray
+from processes import script
 from threadpoolctl import threadpool_limits
 
 import splince_fast as sf
@@ -466,6 +467,44 @@ def test_moments_that_do_not_combine_are_refused() -> None:
     with pytest.raises(IncompatibleMomentsError, match="were added"):
         moments - Moments(by="z").update(X[:3], {"z": ["q"] * 3})
     assert moments.covariance().tobytes() == before
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ((["x"] * 9, [0] * 9), ([1] * 9, [0] * 9)),
+        ((["x"] * 9, [0] * 9), (["y"] * 9, np.arange(9.0))),
+        ((["x"] * 9, [0] * 9), (["y"] * 9, ["s"] * 9)),
+        ((["x"] * 9, np.ones((9, 2))), (["y"] * 9, np.ones((9, 3)))),
+    ],
+    ids=["type of classes", "kind of a variable", "type of a variable", "columns"],
+)
+def test_variables_of_other_classes_that_do_not_combine_are_refused(ours: Any, theirs: Any) -> None:
+    X = np.random.default_rng(0).normal(size=(9, 3))
+    first, second = (
+        Moments(by="a").update(X, {"a": a, "b": b}) for a, b in (ours, theirs)
+    )  # fmt: skip
+    assert first.mean.any()  # no rows wait
+    before = state_bytes(first)
+    with pytest.raises(IncompatibleMomentsError):
+        first + second
+    with pytest.raises(IncompatibleMomentsError):
+        first += second
+    assert state_bytes(first) == before
+    assert (first + first.copy()).n_rows == 18  # control
+
+
+CLASSES_IN_ORDER = """
+import numpy as np, splince_fast as sf
+X = np.random.default_rng(0).normal(size=(50, 3))
+z = np.array(["d", "a", "e", "b", "c"])[np.arange(50) % 5]
+print(list(sf.Moments(by="z").update(X, {"z": z}).by_class))
+"""
+
+
+def test_the_order_of_classes_depends_on_no_hash() -> None:
+    found = {script(CLASSES_IN_ORDER, PYTHONHASHSEED=seed) for seed in ("1", "2", "3")}
+    assert len(found) == 1
 
 
 def test_repr_counts_the_classes_of_all_parts_before_they_are_merged() -> None:
