@@ -185,7 +185,8 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     sizes = np.abs(left).max(axis=1, keepdims=True, initial=_TINY)  # so that no square overflows
     units, weights = left / sizes, right * sizes
     norm = max(0.0, float(np.vdot(units @ units.T, weights @ weights.T))) ** 0.5
-    offset = float(np.vdot(mean, mean / variance))
+    deviations = mean / variance**0.5
+    offset = float(np.vdot(deviations, deviations))
     effect: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
     return min(effect, float(np.finfo(np.float64).max)), norm
 

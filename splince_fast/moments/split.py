@@ -152,7 +152,7 @@ class Split:
         """Return the keys of the classes, the last of which is None, and the index of each row's"""
         by = cast(str, self.parameters.by)
         column = encoded.get(by)
-        if column is None and encoded:
+        if column is None and encoded and n:
             raise LabelError(
                 f"by is {by!r}, which is not among the variables {listed(encoded)}; pass labels of "
                 f"{by!r}, with None for rows without one"

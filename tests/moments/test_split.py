@@ -25,7 +25,7 @@ import splince_fast as sf
 from splince_fast import Folds, Moments, sources
 from splince_fast._runtime import files
 from splince_fast._runtime.rows import splitmix64
-from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError
+from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.moments.split import MOST_CLASSES
 
 N, D = 400, 5
@@ -492,6 +492,17 @@ def test_variables_of_other_classes_that_do_not_combine_are_refused(ours: Any, t
         first += second
     assert state_bytes(first) == before
     assert (first + first.copy()).n_rows == 18  # control
+
+
+def test_an_update_without_rows_needs_no_label_of_the_class() -> None:
+    X, labels = data()
+    moments = Moments(by="z").update(X, labels)
+    moments.mean  # noqa: B018
+    before = state_bytes(moments)
+    moments.update(X[:0], {"y": labels["y"][:0]})
+    assert state_bytes(moments) == before
+    with pytest.raises(LabelError, match="pass labels of 'z'"):  # control
+        moments.update(X[:1], {"y": labels["y"][:1]})
 
 
 CLASSES_IN_ORDER = """

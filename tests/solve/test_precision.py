@@ -272,7 +272,7 @@ def test_features_that_agree_to_rounding_warn_and_leace_is_its_own_reference(gap
     x = rng.normal(size=(1000, 6)) + 0.3 * z[:, None]
     x[:, 1] = x[:, 0] + gap * (rng.normal(size=1000) + z)
     moments = sf.Moments().update(x, {"z": z})
-    with pytest.warns(PrecisionWarning, match="copies of others"):
+    with pytest.warns(PrecisionWarning, match="drop copies of features"):
         eraser = sf.leace(moments, erase="z")
     assert report(eraser).distortion == report(eraser).distortion_leace
     moved = ((eraser(x) - x) ** 2).sum(axis=1).mean() / x.var(axis=0).sum()
