@@ -133,19 +133,6 @@ class Accumulator:
 
     # -- adding rows -----------------------------------------------------------------------
 
-    def update(
-        self,
-        rows: Rows,
-        weight: Float | None,
-        encoded: Mapping[VariableName, Encoded],
-        *,
-        in_order: bool = False,
-        checked: bool = False,
-        index: NDArray[np.intp] | None = None,
-    ) -> None:
-        """Add rows, with the parameters of `prepare`; an error changes nothing."""
-        add(self.prepare(rows, weight, encoded, in_order=in_order, checked=checked, index=index))
-
     def prepare(
         self,
         rows: Rows,
@@ -373,8 +360,7 @@ class Accumulator:
     ) -> BlockSums:
         """Return the sums of a block; the arguments are those of `_joined`."""
         shape = block.rows.shape[1], block.rows.dtype
-        if shape not in self._work.capacities:
-            self._reserve(*shape)
+        self._capacity(*shape)
         memory = self._work.for_block(block.n, *shape)
         return reduce_block(block, codes, len(class_weights), values, memory)
 

@@ -25,9 +25,9 @@ Codes = NDArray[np.intp]
 # float64, with NaN for missing labels.
 Labels = NDArray[Any]
 
-# Least number of elements per thread. For fewer elements, starting the thread takes more time than
-# the thread saves.
-_GRAIN = 1 << 20
+# Least numbers of elements per thread for centring and for sums. For fewer elements, starting the
+# thread takes more time than the thread saves.
+_GRAIN, _GRAIN_OF_SUMS = 1 << 20, 3 << 17
 # Least width, in bytes, of a stripe: the columns that one thread centres. Hardware prefetching
 # works within a page, and narrower stripes take up to 1.5 times as long. With more than
 # `_FEW_THREADS` threads, `Centred` uses narrower stripes: the additional threads save more time
@@ -60,6 +60,18 @@ _EXCESS = 4.0
 MATRIX_PRODUCT_FROM = 8
 # Bytes of the rows that `Block.copy_rows` converts at once.
 _COPY_BYTES = 1 << 20
+# All values of a block with weights of at least 1 are valid if the sum of squares of each feature
+# about a point is at most this, and no coordinate of the point is larger.
+_LARGEST_SQUARES, _LARGEST_SHIFT = 1e280, 1e140
+# Largest number of segments (see `_segment_rows`) of a block: a few threads saturate the memory
+# bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
+# more than the second.
+_MOST_SEGMENTS = 7
+# Least number of columns per task, a multiple of 16.
+_LEAST_COLUMNS = 192
+_FLOAT32 = np.dtype(np.float32)
+# A row with a sum of squares of at most this is finite, and valid in float32 and float64.
+_LARGEST_ROW = 1e38
 
 
 @dataclass(slots=True)
@@ -328,20 +340,6 @@ def label_products(block: Block, values: Float, shift: Float) -> Float:
     return products
 
 
-# Least number of elements per thread. For fewer elements, starting the thread takes more time than
-# the thread saves.
-_GRAIN = 3 << 17
-# All values of a block with weights of at least 1 are valid if the sum of squares of each feature
-# about a point is at most this, and no coordinate of the point is larger.
-_LARGEST_SQUARES, _LARGEST_SHIFT = 1e280, 1e140
-# Largest number of segments (see `_segment_rows`) of a block: a few threads saturate the memory
-# bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
-# more than the second.
-_MOST_SEGMENTS = 7
-# Least number of columns per task, a multiple of 16.
-_LEAST_COLUMNS = 192
-
-
 def sum_block(
     rows: NDArray[np.generic],
     weight: Float | None,
@@ -364,7 +362,8 @@ def sum_block(
     n_segments, n_pieces = -(-n // segment), 1
     block = row_kernels.Block(rows, index, weight, shift, codes, n_codes, columns, segment)
     if n_segments == 1:
-        n_pieces = max(1, min(d // max(_LEAST_COLUMNS, _GRAIN // n), threads.thread_count()))
+        least = max(_LEAST_COLUMNS, _GRAIN_OF_SUMS // n)
+        n_pieces = max(1, min(d // least, threads.thread_count()))
     piece_width = -(-d // (n_pieces * _LEAST_COLUMNS)) * _LEAST_COLUMNS
     parts = np.empty((n_segments, *block.sums.shape))
     scratch, counter = aligned((n_segments, 3, -(-d // 8) * 8)), np.zeros(1, np.int64)
@@ -391,13 +390,8 @@ def _segment_rows(n: int, d: int, n_sums: int) -> int:
     # sum several segments in parallel. The number of segments depends on shapes alone, for
     # reproducible results, and is small enough that the sums take a small fraction of the memory of
     # the block. If a block has a single segment, threads split its columns.
-    count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
+    count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN_OF_SUMS, n // (16 * n_sums)))
     return -(-n // (4 * count)) * 4
-
-
-_FLOAT32 = np.dtype(np.float32)
-# A row with a sum of squares of at most this is finite, and valid in float32 and float64.
-_LARGEST_ROW = 1e38
 
 
 class Buffer:

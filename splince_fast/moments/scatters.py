@@ -39,7 +39,7 @@ from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.block import Block, BlockSums, sum_block
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.state import State
+from splince_fast.moments.state import Diagonal, State
 from splince_fast.moments.variables import Variable
 from splince_fast.sources.base import Source
 
@@ -52,6 +52,14 @@ _HEAD = 16
 _SPARSE_ROWS = 1 << 14
 # A column of sparse rows is summed about 0 unless |mean| exceeds this many standard deviations.
 _FAR = 16.0
+# Numbers of sampled rows per feature. With fewer than LEAST_ROWS the distortion may far exceed the
+# minimum, and an error is raised. With GOOD_ROWS it exceeds the minimum by at most 5 percent.
+LEAST_ROWS, GOOD_ROWS = 4, 22
+# A warning names the features whose variances in all rows and in the sample differ by more than
+# this factor.
+_FACTOR = 2.0
+# Two variances differ if their difference exceeds this number of Gaussian standard errors.
+_STANDARD_ERRORS = 4.0
 
 
 class DiagonalAccumulator(Accumulator):
@@ -92,7 +100,7 @@ class DiagonalAccumulator(Accumulator):
         return capacity
 
     def _empty_state(self, width: int) -> State:
-        return State.empty_diagonal(width)
+        return State.empty(width, Diagonal)
 
     def _reduce(
         self, block: Block, codes: NDArray[np.intp], class_weights: Float, values: Float
@@ -153,16 +161,6 @@ def sum_stored(
 def far_from_zero(mean: Float, variances: Float) -> NDArray[np.intp]:
     """Return the columns whose mean is more than 16 standard deviations from 0."""
     return np.flatnonzero(np.abs(mean) > _FAR * np.sqrt(variances))
-
-
-# Numbers of sampled rows per feature. With fewer than LEAST_ROWS the distortion may far exceed the
-# minimum, and an error is raised. With GOOD_ROWS it exceeds the minimum by at most 5 percent.
-LEAST_ROWS, GOOD_ROWS = 4, 22
-# A warning names the features whose variances in all rows and in the sample differ by more than
-# this factor.
-_FACTOR = 2.0
-# Two variances differ if their difference exceeds this number of Gaussian standard errors.
-_STANDARD_ERRORS = 4.0
 
 
 class SampledAccumulator(DiagonalAccumulator):

@@ -223,13 +223,8 @@ class State:
     row_eps: float = 0.0  # largest machine epsilon of the rows' dtypes; 0 for float64 and integers
 
     @classmethod
-    def empty_diagonal(cls, width: int) -> State:
-        """Return a state without rows that keeps only the diagonal of the scatter."""
-        return cls(np.zeros(width), 0, 0.0, np.zeros(width), Diagonal.empty(width))
-
-    @classmethod
-    def empty(cls, width: int) -> State:
-        return cls(np.zeros(width), 0, 0.0, np.zeros(width), Scatter.empty(width))
+    def empty(cls, width: int, kind: type[Scatter] = Scatter) -> State:
+        return cls(np.zeros(width), 0, 0.0, np.zeros(width), kind.empty(width))
 
     @property
     def width(self) -> int:

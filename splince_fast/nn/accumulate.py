@@ -98,7 +98,7 @@ class SiteSums:
         self._batch_starts.append((start, labels.batch_index))
         rows = rows.to(self.device)
         try:
-            self.accumulator.update(
+            changes = self.accumulator.prepare(
                 Rows.from_array(torch_to_numpy(rows), rows.dtype)
                 if self._on_host
                 else Rows(rows, rows.dtype, True, eps_of(rows.dtype)),
@@ -107,6 +107,7 @@ class SiteSums:
                 in_order=True,
                 checked=not self._on_host,
             )
+            add(changes)
         except _NonFiniteRow as error:
             raise self._non_finite_error(error.args[0]) from None
         except NonFiniteError:
