@@ -407,8 +407,9 @@ class ConditionalEraser:
             erased[~mask] = rows[~mask]
         with np.errstate(over="ignore"):
             out[...] = erased
-        if out.dtype == np.float16 and (np.isfinite(erased) & np.isinf(out)).any():
-            row = first_row + int(np.argmax((np.isfinite(erased) & np.isinf(out)).any(axis=1)))
+        overflows = np.isfinite(erased) & np.isinf(out) if out.dtype == np.float16 else mask[:0]
+        if overflows.any():
+            row = first_row + int(np.argmax(overflows.any(axis=1)))
             raise InputError(
                 f"row {row} of the result leaves the range of float16 (65504); pass X as float32"
             )

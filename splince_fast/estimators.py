@@ -54,7 +54,7 @@ class _Eraser(ErasingTransformer):
     moments_: Moments
     erased_: Any
     kept_: Any
-    _extendable: bool
+    _extendable: bool = True
 
     _method: ClassVar[str]
     _concept_kind: ClassVar[str | None] = None
@@ -66,9 +66,9 @@ class _Eraser(ErasingTransformer):
 
     @property
     def _accepts_sparse(self) -> bool:
-        moments = getattr(self, "moments_", None)
         if self.covariance_type == "diag":
             return True
+        moments = getattr(self, "moments_", None)
         return moments is not None and moments.parameters.is_diagonal
 
     def fit(
@@ -172,7 +172,7 @@ class _Eraser(ErasingTransformer):
             The variables, or their kinds, differ from those of earlier blocks.
         """
         with self._restored_on_error():
-            if not getattr(self, "_extendable", True):
+            if not self._extendable:
                 raise InputError(
                     f"this {type(self).__name__} was made from moments; update or add moments, and "
                     "call from_moments again"
@@ -185,7 +185,7 @@ class _Eraser(ErasingTransformer):
             else:
                 self.moments_ = Moments(**self._begin_fit(erased, kept))
             self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
-            name_features(self.moments_, getattr(self, "_column_names", None))
+            name_features(self.moments_, self._column_names)
             self._projection = None
         return self
 

@@ -63,9 +63,10 @@ class VariableReport:
         Erased variable: expected R^2 of the best linear predictor in held-out rows of the same
         distribution, about (d - r) / n for n rows and the joint rank r of all erased variables
         (derivation: ``splince_fast/_solve/held_out.py``). Assumes equal class covariances, unless
-        the moments were made ``by`` the variable, or one deviation of x at all values. None without
-        whitening, with shrinkage or ``covariance_type="diag"``, for fewer rows than dimensions, and
-        if ``rank_tol=`` leaves part of the association.
+        the moments were made ``by`` the variable; for a continuous variable, assumes the same
+        deviation of x at all values. None without whitening, with shrinkage or
+        ``covariance_type="diag"``, for fewer rows than dimensions, and if ``rank_tol=`` leaves part
+        of the association.
     expected_most : float or None
         Classes: upper bound of `expected` for any class covariances, which allows (1 - p) / p times
         the noise, with p the fraction of the rarest class; None for moments made ``by`` it.
@@ -759,7 +760,7 @@ def _variables(
     if not fit.noises:
         strongest = float(_singular_values(whitened).max(initial=0.0))
         rounding = max(solution.noise, tolerances.relative(left.shape[1], "auto") * strongest)
-    for i, (name, part, interpretation) in enumerate(_parts(span)):
+    for i, (name, part, interpretation) in enumerate(parts_of(span)):
         rows, values, kind = span.rows[part], _singular_values(whitened[part]), interpretation.kind
         n_used = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
         removed = (rows @ right.T) @ left
@@ -821,13 +822,13 @@ def correlations_of(
 ) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
     """Yield the name, row slice, kind and canonical correlations of each variable in `span`."""
     # `whitened`, (k, d), holds the whitened rows of `span`, which the row slices index.
-    for name, part, interpretation in _parts(span):
+    for name, part, interpretation in parts_of(span):
         values = np.linalg.svd(interpretation.whitener @ whitened[part], compute_uv=False)
         values = np.minimum(values[: part.stop - part.start], 1.0)
         yield name, part, interpretation.kind, tuple(map(float, values))
 
 
-def _parts(span: Span) -> Iterator[tuple[str, slice, Interpretation]]:
+def parts_of(span: Span) -> Iterator[tuple[str, slice, Interpretation]]:
     """Yield the name, row slice and interpretation of each variable in `span`."""
     start = 0
     for name, count, make in zip(span.names, span.counts, span.interpretations, strict=True):

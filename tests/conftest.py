@@ -1,4 +1,4 @@
-"""What all tests share: profiles, and guards of the kernels.
+"""Settings of Hypothesis, optional libraries, and checks of the arguments of sparse kernels.
 
 ``SPLINCE_FAST_FUZZ=n`` multiplies the examples of every property test by n and draws them afresh;
 without it the same examples are drawn on each run.
@@ -36,7 +36,7 @@ def library(name: str) -> Any:
 pd, pl, pa, pq, torch = map(library, ("pandas", "polars", "pyarrow", "pyarrow.parquet", "torch"))
 
 
-# --- kernels that refuse what would make them read or write out of bounds ------------------------
+# --- checks of the arguments of kernels ----------------------------------------------------------
 
 
 # Kernel -> its array of one entry per feature.
@@ -72,7 +72,7 @@ def _guarded(kernel: Callable[..., Any], per_feature: str) -> Callable[..., Any]
 
 @pytest.fixture(scope="session", autouse=True)
 def guarded_kernels() -> Iterator[None]:
-    """Numba kernels check no bounds: a wrong argument fails a test before memory is touched."""
+    """Replace the sparse kernels, which check no bounds, by versions that check their arguments."""
     with pytest.MonkeyPatch.context() as patch:
         for name, per_feature in SPARSE_KERNELS.items():
             patch.setattr(sparse, name, _guarded(getattr(sparse, name), per_feature))

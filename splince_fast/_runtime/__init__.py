@@ -1,1 +1,1 @@
-"""Support code: arrays, threads, locks, interrupts, files, progress bars, optional packages."""
+"""Support code: arguments, names, rows, threads, locks, memory, files and progress bars."""

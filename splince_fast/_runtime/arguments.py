@@ -1,4 +1,4 @@
-"""Arguments: checks and descriptions; optional packages, names imported on first use, warnings."""
+"""Checks of arguments, optional packages, names imported on first use, and warnings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from splince_fast.exceptions import InputError, MissingExtraError
 
-# A warning points to a line outside these packages. Pipelines and searches of scikit-learn call
-# estimators of this package.
+# A warning points to the innermost line outside these packages: pipelines and searches of
+# scikit-learn call estimators of this package.
 _PACKAGES = ("splince_fast", "sklearn")
 
 

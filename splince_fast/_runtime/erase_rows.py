@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
+from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.rows import (
     SPELLED,
@@ -124,7 +125,11 @@ def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
 def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
     """Raise InputError unless the result for `rows` can be written to `out`."""
     if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
-        actual = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
+        actual = (
+            f"{out.dtype} of shape {out.shape}"
+            if isinstance(out, np.ndarray)
+            else described_type(out)
+        )
         raise InputError(f"out is {actual}; it must be an array of {dtype} of shape {rows.shape}")
     if not out.flags.writeable:
         raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
@@ -248,5 +253,5 @@ def _erase_chunk(
                 return first + (row if mask is None else int(selected[row]))
         return -1
 
-    overflows = threads.split(erase_range, n, grain=max(1, _GRAIN // d))
+    overflows = threads.split(erase_range, n, grain=_GRAIN // d)
     return next((row for row in overflows if row >= 0), -1)

@@ -22,8 +22,8 @@ from splince_fast.exceptions import FileFormatError, InputError
 
 Tensors = dict[str, NDArray[Any]]
 Record = tuple[Tensors, dict[str, Any]]  # contents of a file: tensors and JSON metadata
-# dtype and shape of each tensor, and 0 if it holds no negative numbers; an axis is a size or the
-# name of a size
+# For each tensor, the dtype, the shape (an axis is a size or the name of a size), and 0 if all
+# numbers must be non-negative.
 Layout = Mapping[str, tuple[DTypeLike, tuple[int | str, ...]] | tuple[DTypeLike, Any, int]]
 
 _LIBRARY = "splince_fast"
@@ -88,12 +88,10 @@ def eraser_path(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> Path:
+def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write text in UTF-8 to `path`, with the guarantees and errors of :func:`write`."""
-    target = writable_path(path)
-    with replacing(target) as partial:
+    with replacing(writable_path(path)) as partial:
         partial.write_text(text, encoding="utf-8")
-    return target
 
 
 @contextmanager
@@ -135,6 +133,7 @@ def partial_files(targets: Iterable[Path]) -> list[Path]:
 
 
 def as_path(path: object) -> Path:
+    """Convert a path; raise InputError for an empty path or another type."""
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""The one conversion of rows, masks and weights: any container to an array, names and checks."""
+"""Conversion of rows, masks and weights from any container to checked arrays, and names."""
 
 from __future__ import annotations
 

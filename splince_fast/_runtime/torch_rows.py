@@ -17,6 +17,7 @@ from torch.overrides import has_torch_function
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import erase_rows, threads
+from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.erase_rows import Factors
 from splince_fast._runtime.rows import as_mask
 from splince_fast.exceptions import InputError
@@ -203,7 +204,7 @@ def _check_rows(X: Tensor, width: int) -> None:
 def _check_out(out: object, X: Tensor, dtype: torch.dtype) -> None:
     """Raise InputError unless the result for X can be written to `out`."""
     if not isinstance(out, Tensor):
-        raise InputError(f"out is a {type(out).__name__}; it must be a tensor, as X is")
+        raise InputError(f"out is {described_type(out)}; it must be a tensor, as X is")
     if (out.shape, out.dtype, out.device, out.layout) != (X.shape, dtype, X.device, X.layout):
         raise InputError(
             f"out is {out.dtype} of shape {tuple(out.shape)} on {out.device}; it must be "

@@ -2,8 +2,8 @@
 
 Class c has the fraction p_c of the weight and the covariance S_c. Features are in units in which
 S_w = sum p_c S_c has unit diagonal; S_w is positive definite on the span of the orthonormal
-columns U. With U^T S_c U = L_c L_c^T, every choice of orthogonal matrices O_c gives
-maps to one covariance U R R^T U^T:
+columns U. With U^T S_c U = L_c L_c^T, every choice of orthogonal matrices O_c gives maps to one
+covariance U R R^T U^T:
 
     A_c = U R G_c U^T,    G_c = O_c L_c^-1,    R = sum p_c L_c O_c^T
 

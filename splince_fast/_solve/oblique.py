@@ -164,12 +164,16 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     return np.concatenate([left, null]), np.concatenate([dual_right, dual - from_left @ dual_right])
 
 
+def _scaled(left: Float, right: Float) -> tuple[Float, Float]:
+    """Return factors of the same product, with rows of `left` of maximum 1: no square overflows."""
+    sizes = np.abs(left).max(axis=1, keepdims=True, initial=_TINY)
+    return left / sizes, right * sizes
+
+
 @np.errstate(over="ignore", invalid="ignore")
 def column_norms(left: Float, right: Float) -> Float:
     """Return the norms of the columns of left^T right, (d,), for factors (r, d), in O(d r^2)."""
-    # The rows of `left` are scaled to maximum 1, so that no square overflows.
-    sizes = np.abs(left).max(axis=1, keepdims=True, initial=_TINY)
-    units, weights = left / sizes, right * sizes
+    units, weights = _scaled(left, right)
     squares = (weights * (units @ units.T @ weights)).sum(axis=0)
     return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
@@ -182,8 +186,7 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     # Cov(x), the sensitivity is eps32 rms(x) |P - I|_F / s.
     if variance <= 0.0:
         return 0.0, 0.0
-    sizes = np.abs(left).max(axis=1, keepdims=True, initial=_TINY)  # so that no square overflows
-    units, weights = left / sizes, right * sizes
+    units, weights = _scaled(left, right)
     norm = max(0.0, float(np.vdot(units @ units.T, weights @ weights.T))) ** 0.5
     deviations = mean / variance**0.5
     offset = float(np.vdot(deviations, deviations))
@@ -195,8 +198,8 @@ def change(left: Float, right: Float, gram: Float, variances: Float) -> float | 
     """Return E|left^T right (x - E x)|^2, or None if it is below its rounding error.
 
     `left` and `right` are (r, d), `gram` is right Cov(x) right^T, and `variances` are those of x.
-    A map that reads a difference of nearly equal features has such a `gram`: its large terms
-    cancel.
+    The value is below its rounding error if large terms of `gram` cancel, for example for a map of
+    the difference of two nearly equal features.
     """
     value = float(np.vdot(left @ left.T, gram))
     terms = (np.linalg.norm(left) * (np.abs(right) @ np.sqrt(variances)).max(initial=0.0)) ** 2

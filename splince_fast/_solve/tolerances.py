@@ -30,6 +30,9 @@ AMPLIFICATION = 1e4
 # A sensitivity above this value causes a warning: rounding x to float32 then changes the erased
 # rows by more than this fraction of the standard deviation of x.
 SENSITIVITY = 1e-3
+# The warning also needs |P - I| to exceed this multiple of sqrt(rank), the norm of an orthogonal
+# projection.
+OBLIQUE = 10.0
 
 # Features with a standard deviation below this fraction of the root mean square standard deviation
 # count as constant. Features in units as different as 1e-12 and 1e12 have a ratio of 1e-24; the

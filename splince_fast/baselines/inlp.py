@@ -158,7 +158,7 @@ class INLP(IterativeEraser):
     def _directions(
         self, train: ClassRows, selection: ClassRows, basis: Float, accuracies: list[float]
     ) -> Float | str:
-        """Return orthonormal directions of a probe that extend `basis`, or why there are none."""
+        """Return directions of a probe that extend `basis`, orthonormal, or the reason for none."""
         if len(np.unique(train.codes)) < 2:
             return "the training rows hold a single class of the concept"
         if not len(selection):

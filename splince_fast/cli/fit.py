@@ -137,9 +137,9 @@ def _options(args: argparse.Namespace, method: Method) -> tuple[dict[str, Any], 
     """Return the options of the method, and those of the moments, that the user passed."""
     from splince_fast.methods.table import METHODS
 
-    names = {"keep", *OPTIONS, *MOMENT_OPTIONS}
+    names = ("keep", *OPTIONS, *MOMENT_OPTIONS)
     options = {name: value for name in names if (value := getattr(args, name)) is not None}
-    for name in options.keys() - {"subsample", "covariance_type"}:
+    for name in [name for name in options if name not in ("subsample", "covariance_type")]:
         parameter = "refine" if name == "passes" else name
         if parameter not in method.parameters:
             methods = ", ".join(key for key, m in METHODS.items() if parameter in m.parameters)

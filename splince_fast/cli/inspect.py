@@ -8,7 +8,6 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from splince_fast._runtime.files import kind_of
-from splince_fast.config import show_config
 
 if TYPE_CHECKING:
     from splince_fast.conditional import Eraser
@@ -40,7 +39,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "instruction set in use, two measured speeds, and advice for a faster setup. Add the "
         "output to a bug report.",
     )
-    doctor.set_defaults(run=lambda args: print(show_config()))
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from splince_fast.config import show_config
+
+    print(show_config())
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Choice of an eraser, what is left of the concept, and the cost: one sentence for each."""
+"""Decision of a comparison: a sentence each on eraser, remaining association, and cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Decision:
     eraser: str | None  # eraser to use; None if no eraser is a candidate
     metric: str
     head: str  # "" for metrics of the eraser itself
-    sentence: str  # what to do, in at most 40 words
+    sentence: str  # recommendation, in at most 40 words
     reasons: tuple[str, ...] = ()  # tests, and changes of the rows: a sentence each
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class _Choice:
         return test is not None and max(-test.low, test.high, self.unseen) <= self.min_gain
 
     def sentence(self) -> str:
-        """Return what to do, with the reason."""
+        """Return the recommendation, with its reason."""
         mean = {e: number(value) for e, value in self.mean.items()}
         tie = self.equal if len(self.equal) > 1 else [self.eraser]
         rivals = [e for e in [self.best, *self.open] if e not in (*tie, self.unerased)]
@@ -229,7 +229,7 @@ def _named(erasers: Sequence[str]) -> str:
 
 
 def summary(result: Measurements) -> tuple[Decision, str, str]:
-    """Return the decision, and a sentence each on what is left of the concept and on the cost."""
+    """Return the decision, a sentence on the remaining association, and one on the cost."""
     choice, unerased = decide(result), result.context.eraser_as("none")
     eraser = choice.eraser or next((e for e in result.context.erasers if e != unerased), None)
     if eraser is None:

@@ -1,4 +1,4 @@
-"""A table of text, which prints and shows as HTML, and the text of numbers in it."""
+"""Tables as text and HTML, and the formatting of the numbers in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEFT, _RIGHT = (f"style='text-align:{side};padding:.25em .6em'" for side in ("l
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text; the first entry of a row is its name, and notes are lines below it."""
+    """Table of text; the first entry of a row is its name, and `notes` are lines below."""
 
     title: str
     columns: tuple[str, ...]

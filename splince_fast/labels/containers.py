@@ -26,10 +26,10 @@ from splince_fast.labels.encoded import ClassCodes
 
 
 class Numbers(NamedTuple):
-    """A variable of numbers or booleans as read; of kind classes or continuous."""
+    """Values of one variable, numbers or booleans, before its kind is chosen."""
 
     values: NDArray[Any]  # dtype object for integers beyond 64 bits
-    missing: NDArray[np.bool_] | None = None  # mask of the shape of `values`, beside NaN
+    missing: NDArray[np.bool_] | None = None  # mask of the shape of `values`; NaN is missing, too
     columns: tuple[str, ...] | None = None  # column names of a frame
     unknown: bool = False  # all labels are missing objects, and `values` is NaN
 

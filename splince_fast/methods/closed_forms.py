@@ -109,8 +109,8 @@ def splince(
         others); or a sensitivity (:class:`Report`) above 1e-3 and above 10 times that of an
         orthogonal projection of the same rank.
     ManyClassesWarning
-        An integer variable of more than 24 classes that is not in ``kinds=``, and may be a
-        quantity, takes half of the rank of x or of its variance; or all of x is removed.
+        An erased integer variable with more than 24 classes and no entry in ``kinds=``, which may
+        be a quantity, takes half of the rank or of the variance of x; or all of x is erased.
     LabelFeatureWarning
         A feature equals a variable, up to offset, scale and coding of classes: x contains a label.
 
@@ -131,9 +131,7 @@ def splince(
     True
     """
     if keep is None:
-        raise InputError(
-            "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
-        )
+        raise InputError("keep is None; pass the variables to keep, or use leace, which keeps none")
     options = Options(
         max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, strength
     )

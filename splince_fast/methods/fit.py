@@ -33,7 +33,13 @@ from splince_fast._solve.oblique import (
 )
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Kept, Span, span_of
-from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_FRACTION, SENSITIVITY
+from splince_fast._solve.tolerances import (
+    AMPLIFICATION,
+    CONSTANT,
+    NOISE_FRACTION,
+    OBLIQUE,
+    SENSITIVITY,
+)
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     InfeasibleError,
@@ -65,11 +71,10 @@ from splince_fast.report import (
 Float = NDArray[np.float64]
 Warnings: TypeAlias = list[tuple[type[Warning], str]]
 
-# Thresholds of the warning about sensitivity to rounding: |P - I| must exceed _OBLIQUE times
-# sqrt(rank), the norm of an orthogonal projection. The warning names the features whose column norm
-# in P - I is at least _AMPLIFYING times the largest. It advises the intensity _SHRINKAGE, and
-# centring if |mean| exceeds _OFFSET times the total standard deviation.
-_OBLIQUE, _AMPLIFYING, _SHRINKAGE, _OFFSET = 10.0, 0.1, 1e-6, 100.0
+# The warning about sensitivity to rounding names the features whose column norm in P - I is at
+# least _AMPLIFYING times the largest. It advises the intensity _SHRINKAGE, and centring if |mean|
+# exceeds _OFFSET times the total standard deviation.
+_AMPLIFYING, _SHRINKAGE, _OFFSET = 0.1, 1e-6, 100.0
 # Below this number of fitted rows per dimension of x, the covariance is mostly noise.
 FEW_ROWS = 2.0
 # Integer labels with more distinct values may be quantities; digits, months and hours have at most
@@ -132,9 +137,7 @@ class MethodCall(NamedTuple):
             raise_failure(solution, span_z.names, span_y.names, self.method, options.solver)
         if options.strength != 1:
             solution = with_strength(factor, solution, removed, span_y.rows, options)
-        left, right = solution.left, solution.right
-        if solution.null_basis is not None:
-            left, right = with_null_space(solution, span_y.rows)
+        left, right = with_null_space(solution, span_y.rows)
         if self.part is not None:  # the report is about the variables
             whole, kept = factor.whiten(span_z.rows), solution.whitened[len(removed) :]
             whitened_spans = np.concatenate([whole, kept])
@@ -173,7 +176,7 @@ class MethodCall(NamedTuple):
         variance = solution.variance if sample is None else float(stats.variances.sum())
         effect, norm = sensitivity(left, right, mean, variance)
         sensitive = ""
-        if effect > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
+        if effect > SENSITIVITY and norm > OBLIQUE * len(left) ** 0.5:
             sensitive = self._sensitivity_text(stats, solved, effect, refit=factor is None)
         warnings = self._many_classes(stats, solution, variance, distortion)
         warnings += self._failed_checks(stats, solved, sensitive, held_out=complete is not None)
@@ -246,7 +249,7 @@ class MethodCall(NamedTuple):
     def _failed_checks(
         self, stats: Statistics, solved: Solved, sensitive: str, *, held_out: bool
     ) -> Warnings:
-        """Return warnings about what the solve erased, dropped and left, and about few rows."""
+        """Return warnings of empty or incomplete erasure, dropped directions, and few rows."""
         solution, options, span_z = solved.solution, self.options, solved.span_z
         rank, rank_z, bound = solution.rank_covariance, solution.rank_z, solution.bound
         residual, amplification = max(solution.residual_z, solution.residual_y), 1.0
@@ -311,8 +314,8 @@ class MethodCall(NamedTuple):
                 few_rows and estimated and not held_out,
                 UnseenRowsWarning,
                 "there are only {per_rank:.2g} rows per dimension of x (rank {rank}), so that the "
-                "eraser may change held-out rows far more and leave the concept in them; add rows, "
-                "pass shrinkage='oas', or use SAL",
+                "eraser may change held-out rows far more than the fitted rows, and leave part of "
+                "the concept in them; add rows, pass shrinkage='oas', or use SAL",
             ),
         )
         failed = [(category, text) for condition, category, text in checks if condition]
@@ -350,8 +353,8 @@ class MethodCall(NamedTuple):
         if offset > _OFFSET:
             remedies.append(f"centred rows (the mean is {offset:.0e} standard deviations from 0)")
         return (
-            "the eraser is sensitive to rounding: that of float32 rows changes erased rows by "
-            f"{effect:.1e} of their deviation, because of feature(s) "
+            "the eraser is sensitive to rounding: rounding the rows to float32 changes erased rows "
+            f"by {effect:.1e} of their deviation, because of feature(s) "
             f"{abbreviated(amplifying, stats.feature_names)}, with standard deviations up to "
             f"{ratio:.1e} times the root mean square; drop these, or use "
             + (" or ".join(remedies) or "rows in float64")

@@ -26,7 +26,7 @@ from splince_fast.methods.fit import FEW_ROWS, MethodCall, Solved
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.statistics import Statistics
 from splince_fast.projection import Projection
-from splince_fast.report import HeldOut, Report
+from splince_fast.report import HeldOut, Report, parts_of
 
 Float = NDArray[np.float64]
 Pairs = Sequence[tuple[Statistics, Statistics]]  # statistics of the other folds, and of the fold
@@ -289,12 +289,11 @@ def _association(white: Float, span: Span, basis: Float) -> float:
     """Return the mean squared canonical correlation of erased rows with the variables."""
     # `white` is the whitened `span`; its component in the removed directions does not count.
     residual = white - (white @ basis.T) @ basis
-    total, rank, start = 0.0, 0, 0
-    for count, interpretation in zip(span.counts, span.interpretations, strict=True):
-        matrix = interpretation().whitener
-        total += float(np.sum((matrix @ residual[start : start + count]) ** 2))
+    total, rank = 0.0, 0
+    for _, part, interpretation in parts_of(span):
+        matrix = interpretation.whitener
+        total += float(np.sum((matrix @ residual[part]) ** 2))
         rank += min(matrix.shape)
-        start += count
     return total / max(1, rank)
 
 

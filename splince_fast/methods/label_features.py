@@ -66,7 +66,7 @@ def _frequent(variable: ColumnSums) -> NDArray[np.bool_]:
     """Return a mask of the columns that vary, but not of 0/1 columns with a rare value."""
     deviations = variable.deviations()
     varies = deviations > 0.0
-    mean = (variable.reference + variable.z_sum / variable.weight)[varies]
+    mean = variable.mean()[varies]
     indicator = np.abs(mean - mean**2 - deviations[varies] ** 2) <= 1e-9 * np.abs(mean)
     rare_rows = variable.n_rows * np.minimum(mean, 1.0 - mean)
     return np.asarray(~indicator | (rare_rows > _MIN_ROWS - 0.5))

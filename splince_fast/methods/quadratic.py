@@ -48,9 +48,9 @@ from splince_fast.report import Report, VariableReport
 
 Float = NDArray[np.float64]
 
-# In the change of the rows, a feature with a smaller deviation than this fraction of the largest
-# counts as if it had this one. The polar factors then keep 10 digits, and the change is within
-# d times the square of the fraction, relative to the variance, of the least.
+# The minimised change weights each feature by its deviation, but at least by this fraction of the
+# largest deviation. The polar factors then keep 10 digits, and the change exceeds the minimum by at
+# most d times the square of the fraction, relative to the variance.
 _SMALLEST_WEIGHT = 1e-3
 # The report gives the distortion of LEACE only if the variance between class means off the support
 # of S_w is at most this fraction of the total variance.

@@ -11,7 +11,7 @@ from splince_fast._runtime.arguments import check_keywords, check_names
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, kept_of, names_of
 from splince_fast.exceptions import InputError, LabelError
-from splince_fast.labels.containers import check_index
+from splince_fast.labels.containers import check_index, variables_of
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
 from splince_fast.methods.fit import MethodCall
 from splince_fast.methods.folds import CrossReport, report_on
@@ -103,8 +103,6 @@ def erase(
 
 def _named(columns: object, default_name: str) -> dict[str, Any]:
     """Return the columns of a mapping or frame by name, or a single column as `default_name`."""
-    from splince_fast.labels.containers import variables_of
-
     by_name: dict[str, Any] = {}
     for name, column in variables_of(columns, default_name).items():
         if str(name) in by_name:

@@ -28,6 +28,7 @@ from splince_fast._runtime.rows import Rows, SparseRows, subtracted
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MAX_PASSES, Options, check_moment_options, is_integer
+from splince_fast._solve.restore import inverse_units
 from splince_fast.exceptions import InputError
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.inputs import read_update
@@ -126,7 +127,7 @@ def _basis(columns: Float, images: Float) -> tuple[Float, Float]:
     """Return B^T and (S B)^T with B^T S B = I, from V^T = `columns` and (S V)^T = `images`."""
     gram = columns @ images.T
     sizes = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
-    units = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+    units = inverse_units(sizes)
     values, eigenvectors = np.linalg.eigh((gram + gram.T) / 2 * units * units[:, None])
     kept = values > _LEAST_VARIANCE * max(values.max(initial=0.0), 0.0)
     weights = (eigenvectors[:, kept] / np.sqrt(values[kept])).T * units

@@ -243,7 +243,7 @@ def _report(
         f"little of the covariance with {listed(span.names)} is left in the erased rows",
         "keep fewer variables, or use an eraser that leaves more of them",
     )  # fmt: skip
-    if effect > tolerances.SENSITIVITY and norm > 10.0 * len(left) ** 0.5:
+    if effect > tolerances.SENSITIVITY and norm > tolerances.OBLIQUE * len(left) ** 0.5:
         notes.append(
             "the repair is sensitive to rounding: erased rows rounded to float32 move by "
             f"{effect:.1e} of their deviation; use rows in float64, or keep fewer variables"

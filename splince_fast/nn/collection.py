@@ -467,12 +467,12 @@ class Collector:
                 "Choose the modules that contain these sites"
             )
         collected_sites, moments = [], {}
-        empty = partial(Moments, kinds=self.parameters.kinds, joint=self.parameters.joint)
+        kinds, joint = self.parameters.kinds, self.parameters.joint
         for name, width in self.widths.items():
             keys, kind = self._keys(name), type(self.modules[name]).__name__
             for key in keys:
                 sums = self.sums.pop(key, None)  # None without selected tokens
-                moments[key] = empty() if sums is None else sums.result()
+                moments[key] = Moments(kinds=kinds, joint=joint) if sums is None else sums.result()
                 collected_sites.append(Site(key, kind, width // len(keys), self.calls[name]))
         rule = self.token_rule.rule if callable(self.token_rule.rule) else self.applied_rule
         spec = CollectionSpec(self.placement, rule, self.token_rule.skip_ids, self.weight)
@@ -527,13 +527,18 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
     return {key: batch[key] for key in keys}
 
 
+def label_array(values: Any) -> NDArray[Any]:
+    """Return the labels of a batch, a tensor or any sequence, as an array on the host."""
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+
+
 def row_labels(
     labels: Mapping[str, Any], shape: tuple[int, ...], positions: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], dict[str, Any]]:
     """Return sequences and labels of the rows at `positions`, from labels per token or sequence."""
     sequence, columns = positions // max(1, math.prod(shape[1:])), {}
     for name, values in labels.items():
-        array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        array = label_array(values)
         per_token = len(shape) > 1 and array.shape == shape
         # An integer matrix with another number of columns than tokens is an error, because it is
         # most likely meant as one label per token.

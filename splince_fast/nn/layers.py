@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from splince_fast._runtime.arguments import warn
 from splince_fast.exceptions import InputError, NothingErasedWarning, OnePassWarning, SiteError
 from splince_fast.methods.table import Function
 from splince_fast.nn import running
-from splince_fast.nn.collection import Collector, Labels, label_keys, read_labels
+from splince_fast.nn.collection import Collector, Labels, label_array, label_keys, read_labels
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Site
@@ -153,11 +152,11 @@ def fit_layers(
             hook = module.register_forward_hook(partial(passes.count, name))
             counting.callback(hook.remove)
         with running.evaluating(inner):
-            for batch in batches:  # the first batch shows the order of the sites
+            for batch in batches:  # a call on the first batch determines the order of the sites
                 inputs = running.batch_to(batch, running.device_of(inner))
                 running.call(inner, inputs, label_keys(labels), forward)
                 break
-        for name in list(dict.fromkeys([*passes.calls, *modules])):
+        for name in dict.fromkeys([*passes.calls, *modules]):
             stops = may_stop and passes.first is not None and name not in passes.repeating
             collector.start({name: modules[name]}, stops)
             collected = collector.run(inner, passes, forward, progress)
@@ -235,5 +234,4 @@ class _Passes:
 
 
 def _pickled(labels: dict[str, Any]) -> bytes:
-    arrays = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in labels.items()}
-    return pickle.dumps({name: np.asarray(values).tolist() for name, values in arrays.items()})
+    return pickle.dumps({name: label_array(v).tolist() for name, v in labels.items()})

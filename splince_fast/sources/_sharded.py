@@ -73,10 +73,10 @@ def sharded_source(
         rows = shards[index].rows()
         columns = map_labels(label_readers, lambda reader, _: reader(index))
         weight = None if weight_reader is None else weight_reader(index)
+        array = rows.view(np.ndarray) if isinstance(rows, np.ndarray) else rows
         for start in range(row, len(rows), size):
             if isinstance(rows, np.memmap):
                 _check_size(rows, shards[index].path)
-            array = rows.view(np.ndarray) if isinstance(rows, np.ndarray) else rows
             yield take_block(array, columns, weight, start, min(start + size, len(rows)))
 
     return PieceSource(

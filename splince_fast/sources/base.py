@@ -256,9 +256,10 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
             f"{argument} is {described_type(blocks)}; pass an iterable of (X, labels), such as a "
             "list or a generator, or one of the sources in splince_fast.sources"
         )
-    start = iterator_factory(blocks, f"{type(blocks).__name__} of blocks")
+    name = f"{type(blocks).__name__} of blocks"
+    start = iterator_factory(blocks, name)
     return StreamSource(
-        f"{type(blocks).__name__} of blocks",
+        name,
         lambda: map(_as_block, enumerate(start())),
         once=isinstance(blocks, Iterator),
         refills=not isinstance(blocks, list | tuple),
@@ -377,7 +378,7 @@ def _copied(value: Any) -> Any:
 
 
 def _load_rows(block: Block) -> Block:
-    """Return the block with its rows in memory; a memory map is copied, lest its file change."""
+    """Return the block with its rows in memory; a memory map is copied, as its file may change."""
     rows = block.X
     # np.array would drop the mask of a masked array. An array with one axis is an object array of
     # vectors.

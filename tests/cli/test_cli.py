@@ -745,7 +745,7 @@ def test_a_full_disk_is_an_error_before_the_first_row(
 def test_other_files_of_arrays_are_read_and_written(
     eraser: sf.Projection, told: Told, suffix: str
 ) -> None:
-    """What else a file holds is copied; rows are fitted and converted alike."""
+    """The other arrays of a file are copied; rows are converted as in the fit."""
     X, other = np.load("X.npy").astype(np.float32), np.arange(3)
     save_rows(f"two{suffix}", X, "rows", other=other)
     told("apply", "e", f"two{suffix}", "--key", "rows", "-o", f"out{suffix}")

@@ -309,7 +309,7 @@ def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the command writes and prints for two splits."""
+    """Files and output of the command for two splits."""
     pytest.importorskip("matplotlib", reason="drawing needs the extra demo")
     folder = tmp_path_factory.mktemp("demo")
     arguments = ["--splits", "2", "--json", str(folder / "all.json")]

@@ -1,4 +1,4 @@
-"""States that survive: interrupts, forks, removals, far offsets, other data."""
+"""States of moments after interrupts, forks, removals, far offsets and other data."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_class_that_was_removed_leaves_nothing_behind() -> None:
     parts = [Moments().update(rng.normal(size=(50, 3)), {"z": ["b", "c"] * 25}) for _ in range(3)]
     left = (stays + parts[0] + parts[1] + parts[2]) - (parts[2] + parts[1] + parts[0])
     assert (left.cross_covariance("z")[:, left.classes("z").index("c")] == 0).all()
-    # A class without rows is none: figures of chance know two.
+    # A class without rows does not count: two classes remain.
     assert sf.concept_strength(left, "z").rank_z == 1
 
 

@@ -25,7 +25,6 @@ Z, Y = rng.integers(0, 2, N), rng.integers(0, 2, N)
 GRADES = (np.arange(N) % 4).astype(float)
 TEXTS = np.array(["a", "b", "nan"])[np.arange(N) % 3]
 X = rng.normal(size=(N, 8)) + np.outer(YEARS / 30, np.ones(8)) + np.outer(Y, np.arange(8))
-UNITS = np.where(np.arange(8) < 6, 1.0, 1e-7)  # the last two features in a small unit
 FEW = slice(0, 12)
 
 # Values for remedies that a message names without one.
