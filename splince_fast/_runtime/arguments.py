@@ -23,9 +23,10 @@ def described_type(value: object) -> str:
     return "None" if value is None else f"{article} {name}"
 
 
-def as_names(value: object, argument: str) -> tuple[str, ...]:
+def as_names(value: Any, argument: str) -> tuple[str, ...]:
     """Return one name or several as a tuple; raise InputError unless all are strings."""
-    names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    single = isinstance(value, str | Mapping) or not isinstance(value, Iterable)
+    names = (value,) if single else tuple(value)
     if not all(isinstance(name, str) for name in names):
         raise InputError(f"{argument} is {value!r}; pass a name, or a sequence of names")
     return names

@@ -113,9 +113,7 @@ def _array_source(
     def read(path: str) -> NDArray[Any]:
         return sharded.host_rows(read_arrays(path, name).X, path)
 
-    source = sharded.sharded_source([sharded.make_shard(path, read) for path in paths], labels())
-    source.files = tuple(paths)
-    return source
+    return sharded.sharded_source(paths, read, labels())
 
 
 def _erase_arrays(erasure: Erasure) -> int:

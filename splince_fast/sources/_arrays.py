@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from splince_fast._runtime.arguments import described_type
-from splince_fast._runtime.rows import choose_block_rows, is_sparse, torch_to_numpy
+from splince_fast._runtime.rows import choose_block_rows, is_sparse, is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.labels.containers import check_index, is_class_label, map_labels, with_missing
-from splince_fast.sources.base import Block, PieceSource, Source, is_matrix
+from splince_fast.sources.base import Block, PieceSource, Source, describe, is_matrix
 
 
 def from_arrays(
@@ -57,17 +57,12 @@ def from_arrays(
     [[0, 1], [1]]
     """
     if not is_matrix(X):
-        shape = getattr(X, "shape", None)
-        description = f"is {described_type(X)}" if shape is None else f"has shape {tuple(shape)}"
-        raise InputError(f"X {description}; pass an array of shape (n, d), one row per sample")
-    n = count_rows(X, "X")
-    d = int(X.shape[1])
-    map_labels(labels, lambda column, name: check_length(column, n, name, "X"))
+        raise InputError(f"X is {describe(X)}; pass an array of shape (n, d), one row per sample")
+    n, d = count_rows(X, "X"), int(X.shape[1])
+    check_columns(labels, sample_weight, n, "X")
     # Compare the indexes of all rows here, because a block has only a part of the index.
     check_index(X, labels)
     check_index(X, sample_weight, "sample_weight")
-    if sample_weight is not None:
-        check_length(sample_weight, n, "sample_weight", "X")
     itemsize = getattr(getattr(X, "dtype", None), "itemsize", None)
     # A sparse row stores a value and a column index per entry.
     width = 2 * math.ceil(X.nnz / max(1, n)) if is_sparse(X) else d
@@ -75,7 +70,8 @@ def from_arrays(
 
     def read(_: int, row: int) -> Iterator[Block]:
         for start in range(row, n, size):
-            yield take_block(X, labels, sample_weight, start, min(start + size, n))
+            stop = min(start + size, n)
+            yield take_block(slice_rows(X, start, stop), labels, sample_weight, start, stop)
 
     return PieceSource(
         f"{type(X).__name__} of shape ({n}, {d})",
@@ -87,11 +83,10 @@ def from_arrays(
     )
 
 
-def take_block(X: object, labels: object, sample_weight: object, start: int, stop: int) -> Block:
-    """Return rows `start` to `stop` - 1 as a block; a tensor X becomes a NumPy array."""
-    rows = slice_rows(X, start, stop)
+def take_block(rows: Any, labels: object, sample_weight: object, start: int, stop: int) -> Block:
+    """Return a block of rows, and of entries `start` to `stop` - 1 of labels and weights."""
     return Block(
-        torch_to_numpy(rows) if hasattr(rows, "detach") else rows,
+        torch_to_numpy(rows) if is_tensor(rows) else rows,
         map_labels(labels, lambda column, _: slice_rows(column, start, stop)),
         None if sample_weight is None else slice_rows(sample_weight, start, stop),
     )
@@ -120,11 +115,18 @@ def count_rows(values: Any, name: str) -> int:
     return rows
 
 
-def check_length(values: object, n_rows: int, name: str, rows_of: str, verb: str = "has") -> None:
+def check_columns(labels: object, sample_weight: object, n_rows: int, rows_of: str) -> None:
+    """Raise InputError unless labels and weights have one entry per row of `rows_of`."""
+    map_labels(labels, lambda column, name: check_length(column, n_rows, name, rows_of))
+    if sample_weight is not None:
+        check_length(sample_weight, n_rows, "sample_weight", rows_of)
+
+
+def check_length(values: object, n_rows: int, name: str, rows_of: str) -> None:
     """Raise InputError unless a column has `n_rows` entries, one per row of `rows_of`."""
     length = count_rows(values, name)
     if length != n_rows:
         raise InputError(
-            f"{name} has {length} rows but {rows_of} {verb} {n_rows}; pass one entry per row, in "
-            "the same order"
+            f"{name} has {length} rows but there are {n_rows} in {rows_of}; pass one entry per "
+            "row, in the same order"
         )

@@ -1,16 +1,17 @@
-"""Conversion of Arrow tables to blocks; X is a view of the embedding column."""
+"""Conversion of Arrow data to blocks; X is a view of the embedding column."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arguments import require
+from splince_fast._runtime.arguments import as_names, require
 from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import choose_block_rows
 from splince_fast.exceptions import InputError
@@ -20,18 +21,13 @@ from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
 if TYPE_CHECKING:
     from pyarrow import Array, ChunkedArray, DataType, RecordBatch, Schema, Table
 
+T = TypeVar("T")
+
 # Length of vectors that determines the block size of a stream of lists: the true length is unknown
-# before a row is read.
-_ASSUMED_WIDTH = 16384
+# before a row is read. Streams count 8 bytes per number.
+_ASSUMED_WIDTH = 8192
 
 RowName = Callable[[int], str]  # names a row of a block in messages
-
-
-class VectorType(NamedTuple):
-    """Type of the vectors of an embedding column."""
-
-    width: int | None  # length of the vectors; None for lists, which may differ in length
-    itemsize: int  # bytes per number
 
 
 class ColumnNames(NamedTuple):
@@ -43,19 +39,17 @@ class ColumnNames(NamedTuple):
 
     @classmethod
     def from_arguments(
-        cls, embedding: str, labels: Sequence[str] | str | None, sample_weight: str | None
+        cls, embedding: object, labels: Sequence[str] | str | None, sample_weight: str | None
     ) -> Self:
         """Return the names of one or several columns; raise InputError unless all are strings."""
-        single = isinstance(labels, str) or not isinstance(labels, Iterable)
-        names: tuple[Any, ...] = () if labels is None else (labels,) if single else tuple(labels)
-        for name in (embedding, *names, "" if sample_weight is None else sample_weight):
-            if not isinstance(name, str):
-                raise InputError(
-                    f"{name!r} is no column name; embedding=, labels= and "
-                    "sample_weight= take the names of columns as strings. For one column per "
-                    "feature, write a column of vectors: df['embedding'] = "
-                    "list(df[columns].to_numpy())"
-                )
+        if not isinstance(embedding, str):
+            raise InputError(
+                f"embedding is {embedding!r}; name one column of vectors. For one column per "
+                "feature, write a column of vectors: df['embedding'] = list(df[columns].to_numpy())"
+            )
+        names = () if labels is None else as_names(labels, "labels")
+        if sample_weight is not None:
+            as_names(sample_weight, "sample_weight")
         return cls(embedding, names, sample_weight)
 
     def all(self) -> list[str]:
@@ -63,40 +57,39 @@ class ColumnNames(NamedTuple):
         weight = () if self.sample_weight is None else (self.sample_weight,)
         return list(dict.fromkeys((self.embedding, *self.labels, *weight)))
 
-    def check(self, available: Iterable[str], place: str) -> None:
+    def check(self, available: Sequence[str], place: str) -> None:
         """Raise InputError unless each name occurs exactly once among the available columns."""
-        names = list(available)
         for name in self.all():
-            if names.count(name) != 1:
-                problem = "no column" if name not in names else "several columns"
+            if available.count(name) != 1:
+                problem = "no column" if name not in available else "several columns"
                 raise InputError(
-                    f"{place} has {problem} named {name!r}; its columns are {listed(names)}"
+                    f"{place} has {problem} named {name!r}; its columns are {listed(available)}"
                 )
 
-    def vectors(self, schema: Schema, place: str) -> VectorType:
-        """Return the type of the vectors; raise InputError unless the schema has all columns."""
+    def width(self, schema: Schema, place: str) -> int | None:
+        """Return the length of the vectors; raise InputError unless the schema has all columns."""
         self.check(schema.names, place)
-        field = schema.field(self.embedding)
-        return vector_type(field.type, f"column {self.embedding!r} of {place}")
+        arrow_type = schema.field(self.embedding).type
+        return _list_size(arrow_type, f"column {self.embedding!r} of {place}")
 
 
-def vector_type(arrow_type: DataType, name: str) -> VectorType:
-    """Convert an Arrow type to a vector type; raise InputError unless it is a list of numbers."""
+def _list_size(arrow_type: DataType, name: str) -> int | None:
+    """Return the length of lists of fixed size, None for others; raise InputError for no lists."""
     types = require("pyarrow", "parquet").types
     # An extension type, such as a fixed-shape tensor, stores its values in another type.
     storage = getattr(arrow_type, "storage_type", arrow_type)
-    is_fixed_size = types.is_fixed_size_list(storage)
-    if is_fixed_size or types.is_list(storage) or types.is_large_list(storage):
+    width = storage.list_size if types.is_fixed_size_list(storage) else None
+    if width or types.is_list(storage) or types.is_large_list(storage):
         value_type = storage.value_type
-        numeric = types.is_floating(value_type) or types.is_integer(value_type)
-        if numeric and not (is_fixed_size and storage.list_size == 0):
-            return VectorType(
-                storage.list_size if is_fixed_size else None, value_type.bit_width // 8
-            )
+        if types.is_floating(value_type) or types.is_integer(value_type):
+            return width
     raise InputError(
         f"{name} has the type {arrow_type}, which is no embedding; it must be a list or "
         "fixed_size_list of floats, with one vector per row"
     )
+
+
+# -- tables to blocks ----------------------------------------------------------------------------
 
 
 def column_matrix(
@@ -106,19 +99,17 @@ def column_matrix(
     # A single chunk is not copied; the column may be a slice.
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count:
-        row = int(_nulls(array).argmax())
         raise InputError(
-            f"column {name!r} has no vector (null) in {row_name(row)}; drop such rows first: "
-            f"{array.null_count} of the {len(array)} rows of this block"
+            f"column {name!r} has no vector (null) in {row_name(_first_null(array))}; drop such "
+            f"rows first: {array.null_count} of the {len(array)} rows of this block"
         )
     array = getattr(array, "storage", array)
-    d = vector_type(array.type, f"column {name!r} in {row_name(0)}").width
+    d = _list_size(array.type, f"column {name!r} in {row_name(0)}")
     if d is None:
         lengths = np.diff(array.offsets.to_numpy())
         d = int(lengths[0])
-        ragged = np.flatnonzero(lengths != d)
-        if ragged.size:
-            row = int(ragged[0])
+        row = int((lengths != d).argmax())
+        if lengths[row] != d:
             raise InputError(
                 f"column {name!r} is ragged: {lengths[row]} values in {row_name(row)}, but {d} in "
                 f"{row_name(0)}; embed every row with the same model"
@@ -130,17 +121,16 @@ def column_matrix(
         )
     values = array.flatten()  # of the slice only, unlike ``array.values``
     if values.null_count:
-        row = int(_nulls(values).argmax()) // d
         raise InputError(
-            f"column {name!r} has a null within the vector in {row_name(row)}; drop such rows, or "
-            "repair the embedding"
+            f"column {name!r} has a null within the vector in {row_name(_first_null(values) // d)}"
+            "; drop such rows, or repair the embedding"
         )
     matrix: NDArray[np.generic] = values.to_numpy(zero_copy_only=True).reshape(len(array), d)
     return matrix
 
 
-def _nulls(array: Array | ChunkedArray) -> NDArray[np.bool_]:
-    return np.asarray(array.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
+def _first_null(array: Array | ChunkedArray) -> int:
+    return int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
 
 
 def table_to_block(
@@ -151,10 +141,9 @@ def table_to_block(
     if columns.sample_weight is not None:
         column = table.column(columns.sample_weight)
         if column.null_count:
-            row = int(_nulls(column).argmax())
             raise InputError(
-                f"column {columns.sample_weight!r}, the sample weight, is null in {row_name(row)}; "
-                "fill it, with 0 to leave the row out"
+                f"column {columns.sample_weight!r}, the sample weight, is null in "
+                f"{row_name(_first_null(column))}; fill it, with 0 to leave the row out"
             )
         weight = column.to_numpy()
     return Block(
@@ -185,27 +174,26 @@ def row_namer(place: str, start: int) -> RowName:
     return lambda row: f"row {start + row} of {place}"
 
 
-def batches_to_blocks(
+# -- sources -------------------------------------------------------------------------------------
+
+
+def _to_blocks(
     batches: Iterable[RecordBatch],
     columns: ColumnNames,
     block_rows: int,
     width: int | None,
     place: str,
-    first_row: int = 0,
-) -> Iterator[Block]:
-    """Regroup record batches into blocks, and yield those from row `first_row` onwards."""
+    start: int = 0,
+) -> Generator[Block, None, None]:
+    """Regroup record batches, whose first row is row `start` of `place`, into blocks."""
     # Only the record batches of the block in use are in memory; only blocks that span several are
     # copied.
-    start = 0
     for table in _regroup(batches, block_rows):
-        block = None
-        if start >= first_row:
-            block = table_to_block(table, columns, width, row_namer(place, start))
-            width = block.X.shape[1]
+        block = table_to_block(table, columns, width, row_namer(place, start))
+        width = block.X.shape[1]
         start += table.num_rows
         del table  # so that its memory is freed before the next table is read
-        if block is not None:
-            yield block
+        yield block
         del block
 
 
@@ -229,39 +217,49 @@ def _regroup(batches: Iterable[RecordBatch], block_rows: int) -> Iterator[Table]
 
 
 def stream_source(
-    start: Callable[[], Iterator[RecordBatch]],
+    items: Iterable[T],
+    batches_of: Callable[[Iterable[T]], Iterable[RecordBatch]],
     columns: ColumnNames,
     block_rows: int | None,
-    vectors: VectorType,
+    width: int | None,
     name: str,
 ) -> Source:
-    """Return a source of the record batches of ``start()``, which can only be read in order."""
-    size = choose_block_rows(block_rows, vectors.width or _ASSUMED_WIDTH, vectors.itemsize)
+    """Return a source of record batches that can only be read in order."""
+    size = choose_block_rows(block_rows, width or _ASSUMED_WIDTH, 8)
     return StreamSource(
         f"{name} in blocks of {size} rows",
-        lambda: batches_to_blocks(start(), columns, size, vectors.width, name),
-        n_features=vectors.width,
+        items,
+        lambda items: _to_blocks(batches_of(items), columns, size, width, name),
+        n_features=width,
     )
 
 
-def sliced_source(
-    read_rows: Callable[[int, int], Table],
-    n: int,
-    columns: ColumnNames,
-    block_rows: int | None,
-    name: str,
-) -> Source:
-    """Return a source of n rows; ``read_rows(start, stop)`` returns rows `start` to `stop` - 1."""
+class Piece(NamedTuple):
+    """Rows of Arrow data; blocks do not cross pieces."""
+
+    place: str  # name in messages
+    n_rows: int
+    # ``batches(row, size)`` yields the rows from number `row` on in batches of at most `size` rows.
+    batches: Callable[[int, int], Iterator[RecordBatch]]
+
+
+def piece_source(
+    pieces: Sequence[Piece], columns: ColumnNames, block_rows: int | None, name: str
+) -> PieceSource:
+    """Return a source of the rows of several pieces; the first row determines the width."""
     width, itemsize = None, 1
-    if n:
-        column = read_rows(0, 1).column(columns.embedding)
-        first_vector = column_matrix(column, columns.embedding, None, row_namer(name, 0))
-        width, itemsize = first_vector.shape[1], first_vector.itemsize
+    for piece in pieces:
+        if piece.n_rows:
+            with closing(_to_blocks(piece.batches(0, 1), columns, 1, None, piece.place)) as blocks:
+                first = next(blocks).X
+            width, itemsize = first.shape[1], first.itemsize
+            break
     size = choose_block_rows(block_rows, width or 1, itemsize)
 
-    def read(_: int, row: int) -> Iterator[Block]:
-        for start in range(row, n, size):
-            table = read_rows(start, min(start + size, n))
-            yield table_to_block(table, columns, width, row_namer(name, start))
+    def read(index: int, row: int) -> Iterator[Block]:
+        place, _, batches = pieces[index]
+        return _to_blocks(batches(row, size), columns, size, width, place, row)
 
-    return PieceSource(name, read, [n], size, n_features=width, nbytes=n * (width or 0) * itemsize)
+    counts = [piece.n_rows for piece in pieces]
+    nbytes = sum(counts) * (width or 0) * itemsize
+    return PieceSource(name, read, counts, size, n_features=width, nbytes=nbytes)

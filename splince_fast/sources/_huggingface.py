@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from splince_fast._runtime.arguments import described_type
-from splince_fast._runtime.names import listed
 from splince_fast.exceptions import InputError
-from splince_fast.sources._arrow import (
-    ColumnNames,
-    VectorType,
-    sliced_source,
-    stream_source,
-)
+from splince_fast.sources._arrow import ColumnNames, Piece, piece_source, stream_source
 from splince_fast.sources.base import Source
 
 if TYPE_CHECKING:
@@ -57,8 +51,7 @@ def from_dataset(
     Raises
     ------
     InputError
-        `ds` is no dataset or lacks a column, or the embedding column holds no vectors. During
-        reading: vectors are missing, ragged or contain nulls.
+        As :func:`from_parquet`, or `ds` is no dataset.
 
     Examples
     --------
@@ -70,28 +63,30 @@ def from_dataset(
     ((2, 2), ['f', 'm'])
     """
     if isinstance(ds, Mapping) or not hasattr(ds, "with_format"):
-        splits = (
-            f" with the splits {listed(ds)}; pass one of them" if isinstance(ds, Mapping) else ""
-        )
         raise InputError(
-            f"ds is {described_type(ds)}{splits or ', not a datasets.Dataset or IterableDataset'}"
+            f"ds is {described_type(ds)}, no datasets.Dataset or IterableDataset; of the splits of "
+            "a DatasetDict pass one, such as ds['train']"
         )
     columns = ColumnNames.from_arguments(embedding, labels, sample_weight)
     name = type(ds).__name__
-    vectors = VectorType(None, 4)
+    width = None
     if ds.features is not None:
-        vectors = columns.vectors(ds.features.arrow_schema, f"the {name}")
+        width = columns.width(ds.features.arrow_schema, f"the {name}")
     elif ds.column_names is not None:  # None: a stream whose columns are unknown before reading
         columns.check(ds.column_names, f"the {name}")
     data = ds.select_columns(columns.all()).with_format("arrow")
-    if hasattr(ds, "num_rows"):
-        n = int(ds.num_rows)
-        return sliced_source(
-            lambda start, stop: data[start:stop], n, columns, block_rows, f"{name} of {n} rows"
-        )
+    if not hasattr(ds, "num_rows"):
+        return stream_source(data, _streamed_batches, columns, block_rows, width, name)
+    n = int(ds.num_rows)
+    name = f"{name} of {n} rows"
 
-    def start() -> Iterator[RecordBatch]:
-        for table in data.iter(batch_size=_STREAM_ROWS):
-            yield from table.to_batches()
+    def batches(row: int, size: int) -> Iterator[RecordBatch]:
+        for start in range(row, n, size):
+            yield from data[start : start + size].to_batches()
 
-    return stream_source(start, columns, block_rows, vectors, name)
+    return piece_source([Piece(name, n, batches)], columns, block_rows, name)
+
+
+def _streamed_batches(data: Any) -> Iterator[RecordBatch]:
+    for table in data.iter(batch_size=_STREAM_ROWS):
+        yield from table.to_batches()

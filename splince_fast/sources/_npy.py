@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from splince_fast._runtime.rows import cause_text
 from splince_fast.exceptions import InputError
-from splince_fast.sources._sharded import Shard, make_shard, sharded_source, split_array
-from splince_fast.sources.base import Source, as_paths, describe_files
+from splince_fast.labels.containers import map_labels
+from splince_fast.sources._sharded import checked_shape, sharded_source
+from splince_fast.sources.base import Source, as_paths
 
 
 def from_npy(
@@ -43,15 +46,9 @@ def from_npy(
     Raises
     ------
     InputError
-        A file is missing, truncated, not a .npy file, holds objects, is not two-dimensional or has
-        another number of columns than the first file; or the number of labels or weights is not the
-        number of rows. During reading: a file has changed or become shorter. The message names the
-        path.
-
-    Notes
-    -----
-    Reading a memory map beyond the end of its file kills the process, so the size of the file is
-    checked before every block. Do not write to the files during a run.
+        A file cannot be read, or holds no numeric matrix or another number of columns than the
+        first one; or the number of labels or weights is not the number of rows. During reading: a
+        file has changed or become shorter. Do not write to the files during a run.
 
     Examples
     --------
@@ -65,55 +62,56 @@ def from_npy(
     >>> source.n_rows, source.nbytes
     (6, 48)
     """
-    shards = [make_shard(path, open_npy) for path in as_paths(paths, "paths")]
-    column_files: list[str] = []
-    source = sharded_source(
-        shards,
-        labels,
-        sample_weight=sample_weight,
-        block_rows=block_rows,
-        split_column=lambda column, name: _split_column(column, name, shards, column_files),
-    )
-    source.files = (*(shard.path for shard in shards), *sorted(column_files))
+    shards = as_paths(paths, "paths")
+    column_files: set[str] = set()
+
+    def opened(values: object, name: str) -> object:
+        if not _are_paths(values):
+            return values
+        column = _FileColumn(as_paths(values, name), shards, name)
+        column_files.update(column.paths)
+        return column
+
+    columns = map_labels(labels, opened)
+    weight = None if sample_weight is None else opened(sample_weight, "sample_weight")
+    source = sharded_source(shards, open_npy, columns, sample_weight=weight, block_rows=block_rows)
+    source.files += tuple(sorted(column_files))
     return source
 
 
-def _split_column(
-    values: object, name: str, shards: list[Shard], column_files: list[str]
-) -> Callable[[int], object]:
-    """Check a column, an array or paths of files; return a function from a shard to its part."""
-    # Paths are added to `column_files`.
-    if not _are_paths(values):
-        counts = [shard.shape[0] for shard in shards]
-        return split_array(values, name, counts, describe_files([shard.path for shard in shards]))
-    files = [make_shard(path, open_npy) for path in as_paths(values, name)]
-    if len(files) != len(shards):
-        raise InputError(
-            f"{name} names {len(files)} files but X has {len(shards)}; pass one per shard, or one "
-            "array over all rows"
-        )
-    column_files += [file.path for file in files]
-    for file, shard in zip(files, shards, strict=True):
-        if file.shape[:1] != shard.shape[:1]:
+class _FileColumn:
+    """Labels or weights in .npy files, one per shard of the rows; a slice is read from its file."""
+
+    def __init__(self, paths: list[str], shards: list[str], name: str) -> None:
+        if len(paths) != len(shards):
             raise InputError(
-                f"{name}: {file.path!r} has shape {file.shape} but {shard.path!r} has "
-                f"{shard.shape[0]} rows; pass the labels of that shard, one per row"
+                f"{name} names {len(paths)} files but X has {len(shards)}; pass one per shard, or "
+                "one array over all rows"
             )
-    return lambda index: np.array(files[index].rows())
+        shapes = [open_npy(path).shape for path in paths]
+        for path, shape, shard in zip(paths, shapes, shards, strict=True):
+            (n, _), _ = checked_shape(shard, open_npy(shard))
+            if shape[:1] != (n,):
+                raise InputError(
+                    f"{name}: {path!r} has shape {shape} but {shard!r} has {n} rows; pass the "
+                    "labels of that shard, one per row"
+                )
+        self.paths = paths
+        self._starts = [0, *itertools.accumulate(shape[0] for shape in shapes)]
+        self.shape = (self._starts[-1], *shapes[0][1:])
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """Return a copy of rows of one shard."""
+        shard = bisect.bisect_right(self._starts, rows.start, 0, len(self.paths)) - 1
+        start = self._starts[shard]
+        return np.array(open_npy(self.paths[shard])[rows.start - start : rows.stop - start])
 
 
 def _are_paths(values: object) -> bool:
     """Return whether `values` is a path, or a sequence of paths or texts that end in .npy."""
-    if isinstance(values, str | os.PathLike):
-        return True
-    return (
-        isinstance(values, list | tuple)
-        and len(values) > 0
-        and all(
-            isinstance(v, os.PathLike) or (isinstance(v, str) and v.endswith(".npy"))
-            for v in values
-        )
-    )
+    if isinstance(values, list | tuple) and values:
+        return all(isinstance(v, os.PathLike) or str(v).endswith(".npy") for v in values)
+    return isinstance(values, str | os.PathLike)
 
 
 def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:

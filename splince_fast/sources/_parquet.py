@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from splince_fast._runtime.arguments import require
-from splince_fast._runtime.rows import cause_text, choose_block_rows
+from splince_fast._runtime.rows import cause_text
 from splince_fast.exceptions import InputError
-from splince_fast.sources._arrow import (
-    ColumnNames,
-    batches_to_blocks,
-    sliced_source,
-    stream_source,
-)
-from splince_fast.sources.base import (
-    Block,
-    PieceSource,
-    Source,
-    as_paths,
-    describe_files,
-    iterator_factory,
-)  # fmt: skip
+from splince_fast.sources._arrow import ColumnNames, Piece, piece_source, stream_source
+from splince_fast.sources.base import Source, as_paths, describe_files
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -32,16 +21,6 @@ if TYPE_CHECKING:
 # Size of the read buffer. Without a buffer, pyarrow loads a complete column of a row group before
 # it decodes the first rows.
 _BUFFER_BYTES = 1 << 20
-
-
-class _RowGroup(NamedTuple):
-    """A row group of a Parquet file; blocks do not cross row groups."""
-
-    path: str
-    number: int  # index of the row group in the file
-    n_rows: int
-    n_values: int  # number of values in the embedding column; 0 if unknown
-    itemsize: int  # bytes per value
 
 
 def from_parquet(
@@ -67,14 +46,13 @@ def from_parquet(
     sample_weight : str, optional
         Column of weights.
     block_rows : int, optional
-        Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB. Blocks do not
-        cross row groups. Resuming skips earlier row groups; it decodes and discards the earlier
-        rows of the row group in which it resumes.
+        Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB.
 
     Returns
     -------
     Source
-        Labels of the blocks are Arrow columns.
+        Labels of the blocks are Arrow columns. Blocks do not cross row groups, and resuming skips
+        earlier row groups.
 
     Raises
     ------
@@ -82,8 +60,7 @@ def from_parquet(
         pyarrow is not installed.
     InputError
         A file cannot be read or lacks a column, or the embedding column holds no vectors. During
-        reading: vectors are missing, ragged or contain nulls; the message names the file, the row
-        group and the first invalid row.
+        reading: vectors are missing, ragged or contain nulls; the message names the first such row.
 
     Examples
     --------
@@ -100,21 +77,23 @@ def from_parquet(
     pa = require("pyarrow", "parquet")
     columns = ColumnNames.from_arguments(embedding, labels, sample_weight)
     if isinstance(paths, pa.RecordBatchReader):
-        vectors = columns.vectors(paths.schema, "the RecordBatchReader")
-        start = iterator_factory(iter(paths), "RecordBatchReader")
-        return stream_source(start, columns, block_rows, vectors, "RecordBatchReader")
+        name = "RecordBatchReader"
+        width = columns.width(paths.schema, f"the {name}")
+        return stream_source(iter(paths), iter, columns, block_rows, width, name)
     if hasattr(paths, "__arrow_c_stream__") or hasattr(paths, "__arrow_c_array__"):
         table = paths if isinstance(paths, pa.Table) else _as_table(paths)
-        columns.vectors(table.schema, "the table")
+        columns.width(table.schema, "the table")
         table = table.select(columns.all())
-        return sliced_source(
-            lambda start, stop: table.slice(start, stop - start),
-            table.num_rows,
-            columns,
-            block_rows,
-            f"{type(paths).__name__} of {table.num_rows} rows",
-        )
-    return _files_source(_find_files(paths), columns, block_rows)
+        name = f"{type(paths).__name__} of {table.num_rows} rows"
+
+        def batches(row: int, size: int) -> Iterator[RecordBatch]:
+            return iter(table.slice(row).to_batches(max_chunksize=size))
+
+        return piece_source([Piece(name, table.num_rows, batches)], columns, block_rows, name)
+    files = _find_files(paths)
+    source = piece_source(_row_groups(files, columns), columns, block_rows, describe_files(files))
+    source.files = tuple(files)
+    return source
 
 
 def _as_table(data: object) -> Table:
@@ -147,90 +126,46 @@ def _find_files(paths: object) -> list[str]:
     return files
 
 
-def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None) -> Source:
-    groups: list[_RowGroup] = []
-    widths: dict[int, str] = {}
+def _row_groups(paths: list[str], columns: ColumnNames) -> list[Piece]:
+    """Return the row groups of all files; raise InputError if the vectors differ in width."""
+    groups: list[Piece] = []
+    first: tuple[int, str] | None = None  # width of the first file of vectors of fixed size
     for path in paths:
         with _open(path) as file:
-            file_groups, width = _read_footer(file, path, columns)
-        groups += file_groups
+            width = columns.width(file.schema_arrow, repr(path))
+            for number in range(file.metadata.num_row_groups):
+                n = file.metadata.row_group(number).num_rows
+                place = f"row group {number} of {path!r}"
+                groups.append(Piece(place, n, partial(_decode, path, number, n, columns, place)))
         if width is not None:
-            widths.setdefault(width, path)
-    if len(widths) > 1:
-        (first, first_path), (second, path) = list(widths.items())[:2]
-        raise InputError(
-            f"column {columns.embedding!r} has {second} values per row in {path!r} but {first} in "
-            f"{first_path!r}; all files must hold the same embedding"
-        )
-    vector_width = next(iter(widths), None)  # of lists, that of the first block
-    width = vector_width or _width_of_lists(groups)
-    n = sum(group.n_rows for group in groups)
-    mean_width = -(-sum(group.n_values for group in groups) // n) if n else 1
-    itemsize = max((group.itemsize for group in groups), default=1)
-    size = choose_block_rows(block_rows, width or mean_width, itemsize)
-
-    def read(piece: int, row: int) -> Iterator[Block]:
-        nonlocal vector_width
-        group = groups[piece]
-        place = f"row group {group.number} of {group.path!r}"
-        with _open(group.path) as file:
-            batches = _decode(file, group, columns, size, place)
-            for block in batches_to_blocks(batches, columns, size, vector_width, place, row):
-                vector_width = block.X.shape[1]
-                yield block
-                del block
-
-    source = PieceSource(
-        describe_files(paths),
-        read,
-        [group.n_rows for group in groups],
-        size,
-        n_features=width,
-        nbytes=None if width is None else sum(g.n_rows * width * g.itemsize for g in groups),
-    )
-    source.files = tuple(paths)
-    return source
-
-
-def _read_footer(
-    file: ParquetFile, path: str, columns: ColumnNames
-) -> tuple[list[_RowGroup], int | None]:
-    """Return the row groups of a file, and the width of its vectors (None for lists)."""
-    width, itemsize = columns.vectors(file.schema_arrow, repr(path))
-    prefix = f"{columns.embedding}."
-    leaves = [i for i in range(len(file.schema)) if file.schema.column(i).path.startswith(prefix)]
-    groups = []
-    for number in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(number)
-        n_values = group.column(leaves[0]).num_values if len(leaves) == 1 else 0
-        groups.append(_RowGroup(path, number, group.num_rows, n_values, itemsize))
-    return groups, width
-
-
-def _width_of_lists(groups: list[_RowGroup]) -> int | None:
-    """Return the number of values per row if it is the same integer in all groups, else None."""
-    # This is the width of the vectors, unless vectors are missing or ragged: reading then fails.
-    widths = {divmod(group.n_values, group.n_rows) for group in groups if group.n_rows}
-    width, remainder = widths.pop() if len(widths) == 1 else (0, 0)
-    return width if width and not remainder else None
+            first = first or (width, path)
+            if width != first[0]:
+                raise InputError(
+                    f"column {columns.embedding!r} has {width} values per row in {path!r} but "
+                    f"{first[0]} in {first[1]!r}; all files must hold the same embedding"
+                )
+    return groups
 
 
 def _decode(
-    file: ParquetFile, group: _RowGroup, columns: ColumnNames, block_rows: int, place: str
+    path: str, number: int, n_rows: int, columns: ColumnNames, place: str, row: int, size: int
 ) -> Iterator[RecordBatch]:
+    """Yield the rows of a row group from number `row` on, in batches of at most `size` rows."""
     pa = require("pyarrow", "parquet")
-    metadata = file.metadata
-    if (
-        group.number >= metadata.num_row_groups
-        or metadata.row_group(group.number).num_rows != group.n_rows
-    ):
-        raise InputError(f"{place} has changed; make a new source when the files have changed")
-    try:
-        yield from file.iter_batches(block_rows, row_groups=[group.number], columns=columns.all())
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{place} cannot be read: {cause_text(error)}. The file may be damaged; write it again"
-        ) from error
+    with _open(path) as file:
+        metadata = file.metadata
+        if number >= metadata.num_row_groups or metadata.row_group(number).num_rows != n_rows:
+            raise InputError(f"{place} has changed; make a new source when the files have changed")
+        try:
+            for batch in file.iter_batches(size, row_groups=[number], columns=columns.all()):
+                yield batch.slice(row)
+                row = max(0, row - batch.num_rows)
+                del batch
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(
+                f"{place} cannot be read: {cause_text(error)}. The file may be damaged; write it "
+                "again"
+            ) from error
 
 
 def _open(path: str) -> ParquetFile:

@@ -5,125 +5,83 @@ from __future__ import annotations
 import itertools
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import described_type
-from splince_fast._runtime.rows import choose_block_rows, torch_to_numpy
+from splince_fast._runtime.rows import choose_block_rows, is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError
-from splince_fast.labels.containers import map_labels
-from splince_fast.sources._arrays import check_length, slice_rows, take_block
+from splince_fast.sources._arrays import check_columns, take_block
 from splince_fast.sources.base import Block, PieceSource, Source, describe_files
 
 
-class Shard(NamedTuple):
-    """A file, with the shape and dtype that it had when the source was created."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    read: Callable[[str], Any]  # opens the file at `path`, and returns the rows
-
-    def rows(self) -> Any:
-        """Open the file; raise InputError if its shape or dtype has changed."""
-        rows = self.read(self.path)
-        if (rows.shape, rows.dtype) != (self.shape, self.dtype):
-            raise InputError(
-                f"{self.path!r} held {self.dtype} of shape {self.shape} and now holds {rows.dtype} "
-                f"of shape {rows.shape}; make a new source when the files have changed"
-            )
-        return rows
-
-
-def make_shard(path: str, read: Callable[[str], Any]) -> Shard:
-    """Return a file of rows as a shard."""
-    rows = read(path)
-    return Shard(path, rows.shape, rows.dtype, read)
-
-
-# Function that takes a column and its name. It returns a second function, which maps the index of a
-# shard to the shard's part of the column.
-SplitColumn = Callable[[Any, str], Callable[[int], Any]]
-
-
 def sharded_source(
-    shards: Sequence[Shard],
+    paths: Sequence[str],
+    open_rows: Callable[[str], NDArray[Any]],
     labels: object = None,
     *,
     sample_weight: object = None,
     block_rows: int | None = None,
-    split_column: SplitColumn | None = None,
 ) -> Source:
-    """Return a source of the rows of several shards, which are read in order, one at a time."""
-    # `split_column` reads columns of other forms than one entry per row of all shards.
-    _check_shards(shards)
-    d = shards[0].shape[1]
-    counts = [shard.shape[0] for shard in shards]
-    name = describe_files([shard.path for shard in shards])
-    split = split_column or (
-        lambda column, column_name: split_array(column, column_name, counts, name)
-    )
-    label_readers = map_labels(labels, split)
-    weight_reader = None if sample_weight is None else split(sample_weight, "sample_weight")
-    size = choose_block_rows(block_rows, d, max(shard.dtype.itemsize for shard in shards))
+    """Return a source of the rows of files, which `open_rows` opens in order, one at a time."""
+    shapes = [checked_shape(path, open_rows(path)) for path in paths]
+    counts, d = [shape[0] for shape, _ in shapes], shapes[0][0][1]
+    for path, (shape, _) in zip(paths, shapes, strict=True):
+        if shape[1] != d:
+            raise InputError(
+                f"{path!r} has {shape[1]} columns but {paths[0]!r} has {d}; all shards must hold "
+                "the same embedding"
+            )
+    check_columns(labels, sample_weight, sum(counts), describe_files(paths))
+    first_rows = [0, *itertools.accumulate(counts)]
+    sizes = [dtype.itemsize for _, dtype in shapes]
+    size = choose_block_rows(block_rows, d, max(sizes))
 
     def read(index: int, row: int) -> Iterator[Block]:
-        rows = shards[index].rows()
-        columns = map_labels(label_readers, lambda reader, _: reader(index))
-        weight = None if weight_reader is None else weight_reader(index)
-        array = rows.view(np.ndarray) if isinstance(rows, np.ndarray) else rows
-        for start in range(row, len(rows), size):
+        path, offset = paths[index], first_rows[index]
+        rows = open_rows(path)
+        if (rows.shape, rows.dtype) != shapes[index]:
+            shape, dtype = shapes[index]
+            raise InputError(
+                f"{path!r} held {dtype} of shape {shape} and now holds {rows.dtype} of shape "
+                f"{rows.shape}; make a new source when the files have changed"
+            )
+        for start in range(row, counts[index], size):
+            stop = min(start + size, counts[index])
             if isinstance(rows, np.memmap):
-                _check_size(rows, shards[index].path)
-            yield take_block(array, columns, weight, start, min(start + size, len(rows)))
+                _check_size(rows, path)
+            part = rows[start:stop].view(np.ndarray)
+            yield take_block(part, labels, sample_weight, offset + start, offset + stop)
 
-    return PieceSource(
-        name,
-        read,
-        counts,
-        size,
-        n_features=d,
-        nbytes=sum(n * d * shard.dtype.itemsize for n, shard in zip(counts, shards, strict=True)),
-    )
-
-
-def split_array(
-    values: object, name: str, counts: Sequence[int], rows_of: str
-) -> Callable[[int], Any]:
-    """Return a function from a shard to its part of a column with one entry per row of all."""
-    verb = "has" if len(counts) == 1 else "have"
-    check_length(values, sum(counts), name, rows_of, verb)
-    bounds = [0, *itertools.accumulate(counts)]
-    return lambda index: slice_rows(values, bounds[index], bounds[index + 1])
+    nbytes = sum(n * d * itemsize for n, itemsize in zip(counts, sizes, strict=True))
+    name = describe_files(paths)
+    source = PieceSource(name, read, counts, size, n_features=d, nbytes=nbytes)
+    source.files = tuple(paths)
+    return source
 
 
 def host_rows(X: object, path: str) -> NDArray[Any]:
     """Convert rows of a file to a NumPy array; raise InputError unless X is an array or tensor."""
-    rows = torch_to_numpy(X) if hasattr(X, "detach") else X
+    rows = torch_to_numpy(X) if is_tensor(X) else X
     if not isinstance(rows, np.ndarray):
         raise InputError(f"{path!r} holds {described_type(X)} where rows are expected")
     return rows
 
 
-def _check_shards(shards: Sequence[Shard]) -> None:
-    """Raise InputError unless all shards are numeric matrices of one width."""
-    for path, shape, dtype, *_ in shards:
-        if len(shape) != 2 or shape[1] == 0:
-            raise InputError(
-                f"{path!r} has shape {shape}; it must be (n, d), one row per sample, d > 0"
-            )
-        if dtype.kind not in "fiub":
-            raise InputError(
-                f"{path!r} has dtype {dtype}; save it as float16, float32 or float64 (bfloat16 is "
-                "no type of .npy files: widen it first)"
-            )
-        if shape[1] != shards[0].shape[1]:
-            raise InputError(
-                f"{path!r} has {shape[1]} columns but {shards[0].path!r} has {shards[0].shape[1]}; "
-                "all shards must hold the same embedding"
-            )
+def checked_shape(path: str, rows: NDArray[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and dtype of the rows of a file; raise InputError unless it is a matrix."""
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise InputError(
+            f"{path!r} has shape {rows.shape}; it must be (n, d), one row per sample, d > 0"
+        )
+    if rows.dtype.kind not in "fiub":
+        raise InputError(
+            f"{path!r} has dtype {rows.dtype}; save it as float16, float32 or float64 (bfloat16 is "
+            "no type of .npy files: widen it first)"
+        )
+    return rows.shape, rows.dtype
 
 
 def _check_size(array: np.memmap[Any, Any], path: str) -> None:

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from splince_fast._runtime.arguments import described_type, require
+from splince_fast._runtime.arguments import as_names, described_type, require
 from splince_fast._runtime.names import listed
-from splince_fast._runtime.rows import torch_to_numpy
+from splince_fast._runtime.rows import is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import from_arrays
-from splince_fast.sources.base import Block, Source, StreamSource, is_matrix, iterator_factory
+from splince_fast.sources.base import Block, Source, StreamSource, is_matrix
 
 
 def from_torch(
@@ -45,15 +45,15 @@ def from_torch(
     Returns
     -------
     Source
-        Resuming a DataLoader reads and discards the earlier batches, and raises InputError if the
-        loader shuffles.
+        Resuming a DataLoader reads and discards the earlier batches.
 
     Raises
     ------
     MissingExtraError
         torch is not installed.
     InputError
-        The arguments do not fit the data. During reading: a batch does not fit the arguments.
+        The arguments do not fit the data. During reading: a batch does not fit the arguments, or a
+        loader that shuffles is resumed.
 
     Examples
     --------
@@ -73,98 +73,73 @@ def from_torch(
             "block_rows= is for a tensor, but data are batches, each of which is a block; set the "
             "batch_size of the DataLoader, 4096 for instance"
         )
-    names = _entry_names(labels, sample_weight)
-    name = f"{type(data).__name__} of batches"
     if not isinstance(data, Iterable) or is_matrix(data):
         raise InputError(
             f"data is {described_type(data)}, neither a tensor nor batches; pass a DataLoader, an "
             "iterable of batches, or sources.from_arrays(X, labels)"
         )
-    items = iterator_factory(data, name)
+    names = () if labels is None else as_names(labels, "labels= of batches")
+    if sample_weight is not None:
+        names = (*names, *as_names(sample_weight, "sample_weight= of batches"))
 
     def to_block(number: int, batch: object) -> Block:
-        X, entries = _read_batch(batch, number, embedding, names)
+        X, *entries = _read_batch(batch, number, embedding, names)
+        X = torch_to_numpy(X) if is_tensor(X) else X
+        if not is_matrix(X):
+            raise InputError(
+                f"X of batch {number} has shape {tuple(getattr(X, 'shape', ()))}; it must be "
+                "(n, d): wrap a Dataset of single samples in a DataLoader, flatten other axes with "
+                "X.flatten(1)"
+            )
         weight = None if sample_weight is None else entries.pop()
         return Block(X, dict(zip(names, entries, strict=False)) or None, weight)
 
+    is_loader = isinstance(data, torch.utils.data.DataLoader)
     return StreamSource(
-        name,
-        lambda: itertools.starmap(to_block, enumerate(items())),
-        n_rows=_count_rows(data),
-        shuffled=_shuffles(data),
-        refills=not isinstance(data, list | tuple | torch.utils.data.DataLoader),
+        f"{type(data).__name__} of batches",
+        data,
+        lambda batches: itertools.starmap(to_block, enumerate(batches)),
+        n_rows=_count_rows(data) if is_loader else None,
+        shuffled=is_loader and _shuffles(data),
+        refills=not (is_loader or isinstance(data, list | tuple)),
     )
-
-
-def _entry_names(labels: Any, sample_weight: Any) -> tuple[str, ...]:
-    """Return the keys of the labels and of the weights in a batch."""
-    several = isinstance(labels, Iterable) and not isinstance(labels, str | Mapping)
-    names = tuple(labels) if several and not hasattr(labels, "shape") else (labels,)
-    names = () if labels is None else names
-    names = names if sample_weight is None else (*names, sample_weight)
-    for name in names:
-        if not isinstance(name, str):
-            raise InputError(
-                "labels= and sample_weight= of batches are names, not "
-                f"{described_type(name)}; pass labels=['gender'] for batches (X, gender)"
-            )
-    return names
 
 
 def _read_batch(
     batch: Any, number: int, embedding: str | None, names: tuple[str, ...]
-) -> tuple[Any, list[Any]]:
+) -> list[Any]:
     """Return X, and the entries `names`, of a mapping, a tuple, a list, or X alone."""
     if isinstance(batch, Mapping):
-        if embedding is None:
+        keys = (embedding, *names)
+        if missing := [key for key in keys if key not in batch]:
             raise InputError(
-                f"batch {number} is a mapping with the keys {listed(batch)}; pass the key of X as "
-                "embedding="
+                f"batch {number} has no key {missing[0]!r}; its keys are {listed(batch)}: pass the "
+                "key of X as embedding="
             )
-        for name in (embedding, *names):
-            if name not in batch:
-                raise InputError(
-                    f"batch {number} has no key {name!r}; its keys are {listed(batch)}"
-                )
-        X, entries = batch[embedding], [batch[name] for name in names]
-    else:
-        items = batch if isinstance(batch, tuple | list) else (batch,)
-        if embedding is not None or len(items) != 1 + len(names):
-            expected = "a mapping" if embedding is not None else f"(X, {', '.join(names)})"
-            raise InputError(
-                f"batch {number} is {described_type(batch)} of {len(items)}, where {expected} is "
-                "expected; name the entries after X by labels=[...] and sample_weight=, or pass "
-                "embedding= for mappings"
-            )
-        X, *entries = items
-    X = torch_to_numpy(X) if hasattr(X, "detach") else X
-    if not is_matrix(X):
+        return [batch[key] for key in keys]
+    items = list(batch) if isinstance(batch, tuple | list) else [batch]
+    if embedding is not None or len(items) != 1 + len(names):
+        expected = "a mapping" if embedding is not None else f"(X, {', '.join(names)})"
         raise InputError(
-            f"X of batch {number} has shape {tuple(getattr(X, 'shape', ()))}; it must be "
-            "(n, d): wrap a Dataset of single samples in a DataLoader, flatten other axes with "
-            "X.flatten(1)"
+            f"batch {number} is {described_type(batch)} of {len(items)}, where {expected} is "
+            "expected; name the entries after X by labels=[...] and sample_weight=, or pass "
+            "embedding= for mappings"
         )
-    return X, entries
+    return items
 
 
-def _shuffles(data: object) -> bool:
+def _shuffles(loader: Any) -> bool:
     """Return whether a DataLoader draws its rows at random."""
     utils = require("torch.utils.data", "torch")
-    samplers = (
-        getattr(data, "sampler", None),
-        getattr(getattr(data, "batch_sampler", None), "sampler", None),
-    )
     random = (utils.RandomSampler, utils.SubsetRandomSampler, utils.WeightedRandomSampler)
-    return isinstance(data, utils.DataLoader) and any(isinstance(s, random) for s in samplers)
+    samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
+    return any(isinstance(sampler, random) for sampler in samplers)
 
 
-def _count_rows(data: object) -> int | None:
+def _count_rows(loader: Any) -> int | None:
     """Return the number of rows of a DataLoader with standard batches and collation, or None."""
-    utils = require("torch.utils.data", "torch")
-    if not isinstance(data, utils.DataLoader) or data.collate_fn is not utils.default_collate:
+    utils, batches = require("torch.utils.data", "torch"), loader.batch_sampler
+    if loader.collate_fn is not utils.default_collate or type(batches) is not utils.BatchSampler:
         return None
-    batches = data.batch_sampler
-    if type(batches) is not utils.BatchSampler or not hasattr(batches.sampler, "__len__"):
-        return None
-    n = len(batches.sampler)
-    return n - n % batches.batch_size if batches.drop_last else n
+    n = len(batches.sampler) if hasattr(batches.sampler, "__len__") else None
+    return n - n % batches.batch_size if n is not None and batches.drop_last else n

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import mmap
 import os
 from abc import ABC, abstractmethod
@@ -31,14 +33,6 @@ class Block(NamedTuple):
         Labels of n rows for each variable, in a container like that passed to the source.
     sample_weight : array of shape (n,) or None
         Non-negative frequencies of the rows.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from splince_fast import sources
-    >>> block = sources.Block(np.ones((2, 3)), {"z": [0, 1]})
-    >>> block.X.shape, block.labels, block.sample_weight
-    ((2, 3), {'z': [0, 1]}, None)
     """
 
     X: Any
@@ -49,8 +43,7 @@ class Block(NamedTuple):
 class Source(ABC):
     """Rows in blocks, with the same block boundaries in every pass.
 
-    A subclass defines :meth:`iter_from`, and calls ``super().__init__``, which stores all
-    parameters as attributes.
+    A subclass defines :meth:`iter_from`. All parameters are attributes.
 
     Parameters
     ----------
@@ -64,11 +57,11 @@ class Source(ABC):
     Attributes
     ----------
     files : tuple of str
-        Paths of the files to read, labels and weights included. A checkpoint stores the path, size
-        and modification time of each file. It is refused if they differ.
+        Paths of the files to read, labels and weights included; a checkpoint is refused if the size
+        or the modification time of one of them differs.
     refills : bool
-        Whether the arrays of a block are refilled for the next block. A thread that reads one block
-        ahead then copies each block. False by default.
+        Whether the arrays of a block are refilled for the next block, so that a thread that reads
+        ahead must copy each block. False by default.
 
     Examples
     --------
@@ -171,25 +164,26 @@ class PieceSource(Source):
 
 
 class StreamSource(Source):
-    """Source of the blocks of ``start()``, in order; resuming discards the earlier blocks.
+    """Source of the blocks ``read(items)``, in order; resuming discards the earlier blocks.
 
-    `once` says that only one pass is possible, and `shuffled` that the order of the rows changes.
+    An iterator of items can be read once only. `shuffled` says that the order of the rows changes.
     """
 
     def __init__(
         self,
         name: str,
-        start: Callable[[], Iterator[Block]],
+        items: Iterable[T],
+        read: Callable[[Iterable[T]], Iterable[Block]],
         *,
         n_rows: int | None = None,
         n_features: int | None = None,
-        once: bool = False,
         shuffled: bool = False,
         refills: bool = False,
     ) -> None:
         super().__init__(name, n_rows=n_rows, n_features=n_features)
-        self._start = start
-        self.once = once
+        self._blocks = functools.partial(read, items)
+        self.once = isinstance(items, Iterator)
+        self._was_read = False
         self._shuffled = shuffled
         self.refills = refills
 
@@ -200,7 +194,13 @@ class StreamSource(Source):
                 f"{self.name} shuffles, so resuming would count some rows twice and miss others; "
                 "make the DataLoader with shuffle=False: the order does not change the result"
             )
-        blocks = self._start()
+        if self.once and self._was_read:
+            raise InputError(
+                f"the {self.name} was read before, and a generator can be read only once; pass a "
+                "list, or make a new generator"
+            )
+        self._was_read = True
+        blocks = iter(self._blocks())
         for number in range(first_block):
             if next(blocks, None) is None:
                 raise too_few_blocks(self.name, first_block, number)
@@ -221,15 +221,14 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
     Returns
     -------
     Source
-        A resumed run reads the earlier blocks and discards them: pass the same blocks in the same
-        order. Blocks are copied when they are read ahead, unless they are in a list or a tuple; an
-        iterator may thus refill one array for every block.
+        A resumed run reads the earlier blocks and discards them. An iterator may refill one array
+        for every block: blocks are copied when they are read ahead, unless they are in a list.
 
     Raises
     ------
     InputError
-        `blocks` is a single array, a path or a mapping. During reading: an item is no block, or
-        a generator is read a second time.
+        `blocks` is no iterable of blocks. During reading: an item is no block, or a generator is
+        read a second time.
 
     Examples
     --------
@@ -241,46 +240,35 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
     """
     if isinstance(blocks, Source):
         return blocks
-    if hasattr(blocks, "shape") or hasattr(blocks, "column_names"):
+    is_data = hasattr(blocks, "shape") or hasattr(blocks, "column_names")
+    is_data = is_data or isinstance(blocks, str | bytes | os.PathLike | Mapping)
+    if is_data or not isinstance(blocks, Iterable):
         raise InputError(
-            f"{argument} is {described_type(blocks)}, and its rows are not blocks; pass "
-            "sources.from_arrays(X, labels), or from_torch, from_parquet, from_dataset"
+            f"{argument} is {describe(blocks)}; pass an iterable of (X, labels), such as a list, "
+            "or a source: sources.from_arrays(X, labels), from_npy(path), from_parquet, from_torch"
         )
-    if isinstance(blocks, str | bytes | os.PathLike):
-        raise InputError(
-            f"{argument} is the path {blocks!r}; pass sources.from_npy(path) or "
-            "from_parquet(path, ...)"
-        )
-    if isinstance(blocks, Mapping) or not isinstance(blocks, Iterable):
-        raise InputError(
-            f"{argument} is {described_type(blocks)}; pass an iterable of (X, labels), such as a "
-            "list or a generator, or one of the sources in splince_fast.sources"
-        )
-    name = f"{type(blocks).__name__} of blocks"
-    start = iterator_factory(blocks, name)
     return StreamSource(
-        name,
-        lambda: map(_as_block, enumerate(start())),
-        once=isinstance(blocks, Iterator),
+        f"{type(blocks).__name__} of blocks",
+        blocks,
+        lambda items: itertools.starmap(_as_block, enumerate(items)),
         refills=not isinstance(blocks, list | tuple),
     )
 
 
-def _as_block(numbered_item: tuple[int, object]) -> Block:
-    number, item = numbered_item
+def _as_block(number: int, item: object) -> Block:
     block = Block(*item) if isinstance(item, tuple | list) and 1 <= len(item) <= 3 else Block(item)
     if not is_matrix(block.X):
         raise InputError(
-            f"block {number} is {_describe(item)}; each block must be (X, labels), (X, labels, "
+            f"block {number} is {describe(item)}; each block must be (X, labels), (X, labels, "
             "sample_weight) or X alone, with X of shape (n, d). For one array, pass "
             "sources.from_arrays(X, labels); for batches by name, sources.from_torch(...)"
         )
     return block
 
 
-def _describe(item: object) -> str:
+def describe(item: object) -> str:
     if isinstance(item, tuple | list):
-        return f"{described_type(item)} of ({', '.join(map(_describe, item[:4]))})"
+        return f"{described_type(item)} of ({', '.join(map(describe, item[:4]))})"
     shape = getattr(item, "shape", None)
     return f"{described_type(item)}{'' if shape is None else f' of shape {tuple(shape)}'}"
 
@@ -288,23 +276,6 @@ def _describe(item: object) -> str:
 def is_matrix(X: object) -> bool:
     """Return whether X has two dimensions."""
     return len(getattr(X, "shape", ())) == 2
-
-
-def iterator_factory(items: Iterable[T], name: str) -> Callable[[], Iterator[T]]:
-    """Return a function that starts a pass over `items`; a second pass over an iterator fails."""
-    if not isinstance(items, Iterator):
-        return lambda: iter(items)
-    unread: list[Iterator[T]] = [items]
-
-    def start() -> Iterator[T]:
-        if not unread:
-            raise InputError(
-                f"the {name} was read before, and a generator can be read only once; pass a list, "
-                "or make a new generator"
-            )
-        return unread.pop()
-
-    return start
 
 
 def too_few_blocks(name: str, first_block: int, n_blocks: int) -> InputError:
@@ -316,17 +287,12 @@ def too_few_blocks(name: str, first_block: int, n_blocks: int) -> InputError:
     )
 
 
-def as_paths(paths: object, name: str) -> list[str]:
+def as_paths(paths: Any, name: str) -> list[str]:
     """Convert one path or several to a list of strings; raise InputError for other values."""
-    sequence = [paths] if isinstance(paths, str | os.PathLike) else paths
-    if not isinstance(sequence, Iterable) or hasattr(sequence, "shape"):
-        raise InputError(f"{name} is {described_type(paths)}; pass a path or a sequence of paths")
-    items = list(sequence)
-    for path in items:
-        if not isinstance(path, str | os.PathLike):
-            raise InputError(f"{name} holds {described_type(path)}; pass a sequence of paths")
-    if not items:
-        raise InputError(f"{name} is empty; pass at least one path")
+    several = isinstance(paths, Iterable) and not hasattr(paths, "shape")
+    items = [paths] if isinstance(paths, str | os.PathLike) else list(paths) if several else []
+    if not items or not all(isinstance(path, str | os.PathLike) for path in items):
+        raise InputError(f"{name} is {paths!r:.80}; pass a path, or a non-empty sequence of paths")
     return [os.fsdecode(path) for path in items]
 
 
