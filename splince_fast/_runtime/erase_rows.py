@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ def rows_mask_and_out(
     selected = None if mask is None else as_mask(mask, rows.shape[:-1])
     if out is None:
         return rows, selected, np.empty(rows.shape, dtype)
-    check_out(out, rows, dtype)
+    _check_out(out, rows, dtype)
     return rows, selected, out
 
 
@@ -108,12 +108,7 @@ def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
 def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
     """Return a dask array that applies an eraser to each chunk of X."""
     if X.ndim < 2 or X.shape[-1] != width:
-        raise InputError(
-            f"X has shape {tuple(X.shape)}, and the rows of this eraser have {width} features; "
-            "pass rows of the same embedding, of shape (..., d)"
-        )
-    if X.dtype.kind not in "fiub":
-        raise InputError(f"X has dtype {X.dtype}; pass real numbers")
+        raise InputError(f"X has shape {tuple(X.shape)}; (..., {width}) is expected")
     if len(X.chunks[-1]) != 1:
         raise InputError(
             f"a row of X lies in {len(X.chunks[-1])} chunks; pass X.rechunk({{{X.ndim - 1}: -1}})"
@@ -122,14 +117,12 @@ def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
     return X.map_blocks(eraser, dtype=dtype, meta=np.empty((0,) * X.ndim, dtype))
 
 
-def check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
+def _check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
     """Raise InputError unless the result for `rows` can be written to `out`."""
     if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
-        actual = (
-            f"{out.dtype} of shape {out.shape}"
-            if isinstance(out, np.ndarray)
-            else described_type(out)
-        )
+        actual = described_type(out)
+        if isinstance(out, np.ndarray):
+            actual = f"{out.dtype} of shape {out.shape}"
         raise InputError(f"out is {actual}; it must be an array of {dtype} of shape {rows.shape}")
     if not out.flags.writeable:
         raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
@@ -165,8 +158,8 @@ def self_overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
 
 def erase(
     factors: Factors,
-    X: NDArray[np.generic],
-    out: NDArray[np.generic],
+    X: NDArray[Any],
+    out: NDArray[Any],
     mask: Mask = None,
     progress: bool | None = False,
     uninitialised: bool = False,
@@ -176,82 +169,64 @@ def erase(
     # finite result is out of range of float16.
     if out.dtype.byteorder == SPELLED:
         out = to_array(out, "out")
+    d, packed = X.shape[-1], factors.packed
     streamed = (
-        not uninitialised
-        and out.nbytes >= _STREAMED_BYTES
-        and out.shape[-1] * out.itemsize >= _STREAMED_ROW
+        not uninitialised and out.nbytes >= _STREAMED_BYTES and d * out.itemsize >= _STREAMED_ROW
     )
-    hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
-    bar_context = nullcontext() if hidden else Progress(X.size // X.shape[-1], show=progress)
     work = X.dtype if X.dtype.isnative else X.dtype.newbyteorder("=")
     if work.kind != "f" or work.itemsize > 8:
         work = working_dtype(work)
-    step = max(1, _CHUNK_BYTES // (X.shape[-1] * work.itemsize))
-    with bar_context as bar:
-        matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask, 0)
-        for rows, target, selected, first in matrices:
-            for start in range(0, len(rows), step):
-                chunk = slice(start, start + step)
-                part = None if selected is None else selected[chunk]
-                row = _erase_chunk(factors.packed, streamed, work, rows[chunk], target[chunk], part)
-                if row >= 0:
-                    raise InputError(
-                        f"row {first + start + row} of the result leaves the range of float16 "
-                        "(65504); pass X as float32. Some rows are written already"
-                    )
+    chunk, step = (max(1, size // (d * work.itemsize)) for size in (_CHUNK_BYTES, _PIECE_BYTES))
+    is_direct = mask is None and out.dtype == work and out.flags.aligned
+
+    def erase_range(
+        rows: NDArray[Any], target: NDArray[Any], selected: Mask, first: int, last: int
+    ) -> int:
+        """Erase rows, in converted pieces if need be; return the first that overflows, or -1."""
+        if is_direct and rows.dtype == work and rows.flags.aligned:
+            return row_kernels.apply_rows(packed, rows, target, first, last, streamed)
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            source, result = rows[start:stop], target[start:stop]
+            index: Any = slice(None) if selected is None else np.flatnonzero(selected[start:stop])
+            piece = np.array(source[index], work, order="C")
+            destination = result if is_direct else piece
+            row = row_kernels.apply_rows(packed, piece, destination, 0, len(piece), streamed)
+            if selected is not None:
+                np.copyto(result, source, casting="unsafe")
+            if not is_direct:
+                result[index] = piece
+            if row >= 0:
+                return start + (row if selected is None else int(index[row]))
+        return -1
+
+    hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
+    with nullcontext() if hidden else Progress(X.size // d, show=progress) as bar:
+        matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask)
+        for rows, target, selected, number in matrices:
+            for first in range(0, len(rows), chunk):
+                part = slice(first, first + chunk)
+                chosen = None if selected is None else selected[part]
+                work_on = partial(erase_range, rows[part], target[part], chosen)
+                n = len(rows[part])
+                for row in threads.split(work_on, n, grain=_GRAIN // d):
+                    if row >= 0:
+                        raise InputError(
+                            f"row {number + first + row} of the result leaves the range of float16 "
+                            "(65504); pass X as float32. Some rows are written already"
+                        )
                 if bar is not None:
-                    bar.advance(len(rows[chunk]), rows[chunk].nbytes)
+                    bar.advance(n, n * d * X.itemsize)
 
 
 def _matrices(
-    X: NDArray[Any], out: NDArray[Any], mask: Mask, first: int
-) -> Iterator[tuple[NDArray[Any], NDArray[Any], Mask, int]]:
+    X: NDArray[Any], out: NDArray[Any], mask: Mask
+) -> Iterator[tuple[NDArray[Any], NDArray[Any], Any, int]]:
     """Yield 2-D views of X and `out`, each with its mask and the index of its first row in X."""
-    if X.ndim > 2:
-        flat = [array.reshape(-1, array.shape[-1]) for array in (X, out)]
-        if X.size and not all(map(np.may_share_memory, flat, (X, out))):  # these are copies
-            for i, (rows, target) in enumerate(zip(X, out, strict=True)):
-                inner = None if mask is None else mask[i]
-                yield from _matrices(rows, target, inner, first + i * (rows.size // X.shape[-1]))
-            return
-        X, out = flat
-        mask = None if mask is None else mask.reshape(-1)
-    yield X, out, mask, first
-
-
-def _erase_chunk(
-    packed: row_kernels.PackedFactors,
-    streamed: bool,
-    work: np.dtype[np.generic],
-    rows: NDArray[Any],
-    out: NDArray[Any],
-    mask: Mask,
-) -> int:
-    """Erase rows on several threads in dtype `work`; return a row that overflows, or -1."""
-    n, d = rows.shape
-    step = max(1, _PIECE_BYTES // (d * work.itemsize))
-    rows_are_direct, out_is_direct = (
-        mask is None and array.dtype == work and array.flags.aligned for array in (rows, out)
-    )
-
-    def erase_range(start: int, stop: int) -> int:
-        """Erase rows, in converted pieces if need be; return the first that overflows, or -1."""
-        if rows_are_direct and out_is_direct:
-            return row_kernels.apply_rows(packed, rows, out, start, stop, streamed)
-        for first in range(start, stop, step):
-            last = min(first + step, stop)
-            source, target = rows[first:last], out[first:last]
-            selected: Any = slice(None) if mask is None else np.flatnonzero(mask[first:last])
-            piece = np.array(source[selected], work, order="C")
-            destination = target if out_is_direct else piece
-            row = row_kernels.apply_rows(packed, piece, destination, 0, len(piece), streamed)
-            if mask is not None:
-                np.copyto(target, source, casting="unsafe")
-            if not out_is_direct:
-                target[selected] = piece
-            if row >= 0:
-                return first + (row if mask is None else int(selected[row]))
-        return -1
-
-    overflows = threads.split(erase_range, n, grain=_GRAIN // d)
-    return next((row for row in overflows if row >= 0), -1)
+    flat, target = (array.reshape(-1, array.shape[-1]) for array in (X, out))
+    if not X.size or (np.may_share_memory(flat, X) and np.may_share_memory(target, out)):
+        yield flat, target, None if mask is None else mask.reshape(-1), 0
+        return
+    for number, index in enumerate(np.ndindex(X.shape[:-2])):
+        selected = None if mask is None else mask[index]
+        yield X[index], out[index], selected, number * X.shape[-2]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -167,46 +167,43 @@ def _digest(tensors: Mapping[str, NDArray[np.generic]], text: str) -> str:
 def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record:
     """Return the tensors and the metadata of a file of kind `kind`."""
     target = as_path(path)
-    if not target.exists():
-        raise FileNotFoundError(f"there is no file {target}")
-    if not os.access(target, os.R_OK):
-        raise PermissionError(f"this user may not read {target}; ask its owner for permission")
-
-    def refuse(reason: object, cause: Exception | None = None) -> NoReturn:
-        raise FileFormatError(f"{target} {reason}") from cause
-
     if target.is_dir():
-        refuse("is a folder; pass the path of a file")
+        raise FileFormatError(f"{target} is a folder; pass the path of a file")
+    with open(target, "rb") as file:
+        start = file.read(9)
     try:
         header, tensors = _load(target)
+        is_ours = header.get("library") == _LIBRARY
     except _UNREADABLE as error:
-        with open(target, "rb") as file:
-            start = file.read(9)
+        reason = f"cannot be read: {cause_text(error)}; {_DAMAGED}"
         if len(start) == 9 and start[8:] != b"{":  # the JSON header follows its length, 8 bytes
-            refuse(f"is not a safetensors file; {_WRITERS}", error)
-        refuse(f"cannot be read: {cause_text(error)}; {_DAMAGED}", error)
-    if header.get("library") != _LIBRARY:
-        refuse(f"was not written by {_LIBRARY}: its header does not say so; {_WRITERS}")
-    found = header.get("kind")
-    if found != kind:
+            reason = f"is not a safetensors file; {_WRITERS}"
+        raise FileFormatError(f"{target} {reason}") from error
+    found, version = header.get("kind"), header.get("format_version", "")
+    is_version = re.fullmatch("[1-9][0-9]{0,5}", version)
+    reason = ""
+    if not is_ours:
+        reason = f"was not written by {_LIBRARY}: its header does not say so; {_WRITERS}"
+    elif found != kind:
         loader = _LOADERS.get(str(found), "the class that saved it")
-        refuse(f"holds {found!r}, and {kind!r} was expected; load it with {loader}")
-    version = header.get("format_version", "")
-    if not re.fullmatch("[1-9][0-9]*", version):
-        refuse(f"has no valid format version ({version[:20]!r})")
-    if len(version) > len(str(format_version)) or int(version) > format_version:
-        refuse(
-            f"has format {version[:20]}, and this {_LIBRARY} ({library_version()}) reads up to "
+        reason = f"holds {found!r}, and {kind!r} was expected; load it with {loader}"
+    elif not is_version:
+        reason = f"has no valid format version ({version[:20]!r})"
+    elif int(version) > format_version:
+        reason = (
+            f"has format {version}, and this {_LIBRARY} ({library_version()}) reads up to "
             f"{format_version}: upgrade to that which wrote it ({header.get('library_version')})"
         )
-    if header.get("sha256") != _digest(tensors, header.get("metadata", "")):
-        refuse(f"does not match its checksum; {_DAMAGED}")
+    elif header.get("sha256") != _digest(tensors, header.get("metadata", "")):
+        reason = f"does not match its checksum; {_DAMAGED}"
+    if reason:
+        raise FileFormatError(f"{target} {reason}")
     try:
         metadata = json.loads(header["metadata"], parse_float=_finite, parse_constant=_finite)
     except (KeyError, ValueError, RecursionError) as error:
-        refuse(f"has no valid metadata: {error}", error)
+        raise FileFormatError(f"{target} has no valid metadata: {error}") from error
     if not isinstance(metadata, dict):
-        refuse("has metadata that are not a JSON object")
+        raise FileFormatError(f"{target} has metadata that are not a JSON object")
     return tensors, metadata
 
 

@@ -37,8 +37,7 @@ def sort_key(name: ClassName) -> list[tuple[str, Any]]:
 def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
     """Return class names, unchanged, as an array of shape (n,).
 
-    The array has dtype object if another dtype would change a name. For example, NumPy would
-    convert integers on both sides of 2^63 to floats, and strip trailing NULs from strings.
+    The array has dtype object if another dtype would change a name, such as a trailing NUL.
 
     Examples
     --------
@@ -63,7 +62,7 @@ def names_to_json(classes: Iterable[ClassName]) -> list[object]:
     Raises
     ------
     LabelError
-        A name is not a str, bool or int, or a tuple of these, or a name occurs twice.
+        A name is invalid or occurs twice.
 
     Examples
     --------
@@ -82,7 +81,7 @@ def names_from_json(obj: object) -> tuple[ClassName, ...]:
     Raises
     ------
     FileFormatError
-        `obj` is not a list of distinct strings, booleans, integers, and lists of these.
+        `obj` is not a list of distinct class names.
 
     Examples
     --------

@@ -12,10 +12,10 @@ _DELAY_SECONDS = 2.0
 
 
 class Progress:
-    """Progress bar with rate and remaining time."""
+    """Progress bar with rate and remaining time.
 
-    # With show=None the bar is shown if stderr is a terminal or a notebook and the work lasts
-    # longer than two seconds.
+    With show=None it is shown on terminals and in notebooks, if the work lasts over two seconds.
+    """
 
     def __init__(
         self,
@@ -27,12 +27,11 @@ class Progress:
     ) -> None:
         self._bar: Any = None
         self._bytes = 0
-        if sys.stderr is None or not (is_interactive() if show is None else show):
-            return
-        self._bar = _bar_class()(
-            total=total, desc=label or None, unit=f" {unit}", unit_scale=True, file=sys.stderr,
-            dynamic_ncols=True, delay=0 if show else _DELAY_SECONDS,
-        )  # fmt: skip
+        if sys.stderr is not None and (is_interactive() if show is None else show):
+            self._bar = _bar_class()(
+                total=total, desc=label or None, unit=f" {unit}", unit_scale=True, file=sys.stderr,
+                dynamic_ncols=True, delay=0 if show else _DELAY_SECONDS,
+            )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self

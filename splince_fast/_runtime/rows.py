@@ -52,13 +52,9 @@ def to_array(X: Any, name: str) -> NDArray[Any]:
 
 def _foreign(X: Any, name: str) -> NDArray[Any]:
     """Convert a tensor, frame or subclass of ndarray by its own methods, others by np.asarray."""
-    if isinstance(X, np.ndarray) and not isinstance(X, np.matrix | np.ma.MaskedArray):
-        return X
     if is_tensor(X):
         return torch_to_numpy(X)
     refuse_lazy(X, name)
-    if X is None:
-        raise InputError(f"{name} is None; pass an array of real numbers")
     if isinstance(X, str | bytes | os.PathLike):
         kind = "path" if isinstance(X, os.PathLike) else "string"
         raise InputError(f"{name} is a {kind}; load the file first, for example by np.load(path)")
@@ -69,16 +65,14 @@ def _foreign(X: Any, name: str) -> NDArray[Any]:
             f"{name} is sparse; pass Moments(covariance_type='diag'), reduced rows, as those of "
             f"TruncatedSVD, or blocks {name}[i:j].toarray()"
         )
-    if hasattr(X, "type") and hasattr(X, "null_count") and hasattr(X, "to_pylist"):
-        X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists becomes an array per row
     try:
+        if hasattr(X, "null_count") and hasattr(X, "to_pylist"):
+            X = X.to_numpy(zero_copy_only=False)  # Arrow lists become one array per row
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
     except (ValueError, TypeError, RuntimeError) as error:
-        hint = "Rows of unequal length are a common cause; pass a 2-D array of numbers"
-        if not isinstance(error, ValueError):
-            hint = "Convert it to a NumPy array first"
         raise InputError(
-            f"{name} cannot be read as an array: {cause_text(error)}. {hint}"
+            f"{name} cannot be read as an array: {cause_text(error)}. Pass a 2-D array of numbers, "
+            "with rows of one length"
         ) from error
 
 
@@ -190,8 +184,7 @@ def as_rows(
             f"{name} has {array.ndim} dimension(s) and shape {array.shape}; it must be 2-D, one "
             f"row per sample and one column per feature{hint}"
         )
-    if array.shape[1] != width:
-        check_columns(array.shape, width, name, earlier)
+    check_columns(array.shape, width, name, earlier)
     return array
 
 
@@ -242,15 +235,15 @@ class Rows:
     def __len__(self) -> int:
         return int(self.array.shape[0])
 
+    @property
+    def width(self) -> int:
+        return int(self.array.shape[1])
+
     def select(self, index: NDArray[np.intp]) -> Rows:
         """Return the rows with the positions in `index`."""
         rows = Rows.from_array(self.array[index])
         rows.eps = self.eps
         return rows
-
-    @property
-    def width(self) -> int:
-        return int(self.array.shape[1])
 
     def check(self, name: str = "X") -> None:
         """Raise an error unless all numbers are finite and sums of squares fit in float64."""
@@ -270,11 +263,27 @@ class Rows:
             return
         # bfloat16 is not of the dtype kind "f", and is converted.
         finite = np.isfinite(X if X.dtype.kind == "f" else X.astype(np.float32))
-        rows = np.flatnonzero(~finite.all(axis=1))
-        if rows.size:
-            columns = np.flatnonzero(~finite.all(axis=0)).tolist()
-            raise non_finite_error(rows, len(X), name, columns)
-        raise _too_large(float(np.abs(X).max()), name)
+        columns = np.flatnonzero(~finite.all(axis=0)).tolist()
+        self._refuse(np.flatnonzero(~finite.all(axis=1)), columns, np.abs(X).max(), name)
+
+    def _refuse(
+        self, rows: NDArray[np.intp], columns: Sequence[int], largest: float, name: str
+    ) -> None:
+        """Raise the error for numbers that are not finite, in these rows and columns, or large."""
+        if not len(rows):
+            raise InputError(
+                f"{name} holds numbers as large as {float(largest):.1e}, whose squares leave the "
+                "range of float64; rescale the data"
+            )
+        location = f", {listed_columns(columns)}" if columns else ""
+        error = NonFiniteError(
+            f"{name} contains NaN or infinity in {len(rows)} of {len(self)} rows "
+            f"({'row' if len(rows) == 1 else 'rows'} {abbreviated(rows)}){location}; drop these "
+            "rows and their labels, or repair them. Half precision overflows to infinity above "
+            "65504"
+        )
+        error.columns = tuple(columns)
+        raise error
 
 
 class SparseRows(Rows):
@@ -285,11 +294,11 @@ class SparseRows(Rows):
     @classmethod
     def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> SparseRows:
         """Convert a matrix in any format of scipy.sparse; errors are those of `as_rows`."""
-        if X.ndim != 2:
-            raise InputError(f"{name} has shape {X.shape}; it must be 2-D")
+        if X.ndim != 2 or X.dtype.kind not in "fiub":
+            raise InputError(
+                f"{name} has shape {X.shape} and dtype {X.dtype}; pass (n, d) real numbers"
+            )
         check_columns(X.shape, width, name)
-        if X.dtype.kind not in "fiub":
-            raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
         array = X.tocsr()
         try:
             array = type(array)((array.data, array.indices, array.indptr), array.shape)
@@ -310,16 +319,12 @@ class SparseRows(Rows):
     def check(self, name: str = "X") -> None:
         """Check the stored numbers as :meth:`Rows.check` does."""
         data = self.array.data
-        if data.dtype.kind != "f" or not len(data):
-            return
-        largest = max(float(data.max()), -float(data.min()))
-        if largest <= _LARGEST:
-            return
-        non_finite = np.flatnonzero(~np.isfinite(data))
-        if len(non_finite):
-            rows = np.unique(np.searchsorted(self.array.indptr, non_finite, side="right") - 1)
-            raise non_finite_error(rows, len(self), name)
-        raise _too_large(largest, name)
+        if data.dtype.kind == "f" and len(data):
+            largest = max(float(data.max()), -float(data.min()))
+            if not largest <= _LARGEST:
+                entries = np.flatnonzero(~np.isfinite(data))
+                rows = np.unique(np.searchsorted(self.array.indptr, entries, side="right") - 1)
+                self._refuse(rows, (), largest, name)
 
 
 def parts(array: Any) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]:
@@ -339,9 +344,8 @@ def subtracted(array: Any, shift: NDArray[np.float64]) -> Any:
 
 def working_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """Return float32 for floats of at most 32 bits, float64 for other dtypes."""
-    if dtype.kind == "f":
-        return _FLOAT32 if dtype.itemsize <= 4 else _FLOAT64
-    return _FLOAT32 if dtype.name == "bfloat16" else _FLOAT64
+    is_small = dtype.name == "bfloat16" or (dtype.kind == "f" and dtype.itemsize <= 4)
+    return _FLOAT32 if is_small else _FLOAT64
 
 
 def eps_of(dtype: object) -> float:
@@ -353,27 +357,6 @@ def eps_of(dtype: object) -> float:
 def check_values(X: NDArray[np.generic], name: str = "X") -> None:
     """Apply :meth:`Rows.check` to an array."""
     Rows.from_array(X).check(name)
-
-
-def non_finite_error(
-    rows: NDArray[np.intp], n: int, name: str, columns: Sequence[int] = ()
-) -> NonFiniteError:
-    """Return the error for NaN or infinity in the rows with the numbers `rows`, of `n` rows."""
-    location = f", {listed_columns(columns)}" if columns else ""
-    error = NonFiniteError(
-        f"{name} contains NaN or infinity in {len(rows)} of {n} rows "
-        f"({'row' if len(rows) == 1 else 'rows'} {abbreviated(rows)}){location}; drop these rows "
-        "and their labels, or repair them. Half precision overflows to infinity above 65504"
-    )
-    error.columns = tuple(columns)
-    return error
-
-
-def _too_large(largest: float, name: str) -> InputError:
-    return InputError(
-        f"{name} holds numbers as large as {largest:.1e}, whose squares leave the range of "
-        "float64; rescale the data"
-    )
 
 
 # -- names of features ---------------------------------------------------------------------------
@@ -391,15 +374,12 @@ def feature_names(X: object, width: int) -> tuple[str, ...] | None:
 
     The features of a column of vectors, and columns numbered 0, 1, ..., have no names.
     """
-    columns = column_names(X)
-    return None if columns is None or len(columns) != width else _name_texts(columns)
-
-
-def _name_texts(columns: list[Any]) -> tuple[str, ...] | None:
-    if all(type(name) is int and name == j for j, name in enumerate(columns)):
+    columns = column_names(X) or []
+    names, numbers = tuple(map(repr, columns)), tuple(map(str, range(width)))
+    if len(names) != width or names == numbers:
         return None
     texts = tuple(map(str, columns))
-    return texts if len(set(texts)) == len(set(columns)) else tuple(map(repr, columns))  # 1 and "1"
+    return texts if len(set(texts)) == len(set(columns)) else names  # 1 and "1"
 
 
 def check_feature_names(
@@ -411,21 +391,21 @@ def check_feature_names(
     """
     if names is None or expected is None or len(names) != len(expected):
         return
-    if tuple(names) == tuple(expected):
-        return
-    new, missing = sorted(set(names) - set(expected)), sorted(set(expected) - set(names))
-    if new or missing:
-        sides = ((new, "new"), (missing, "missing"))
-        differences = (f"{abbreviated(range(len(s)), s)} {change}" for s, change in sides if s)
+    if set(names) != set(expected):
+        new, missing = (sorted(set(a) - set(b)) for a, b in ((names, expected), (expected, names)))
         raise InputError(
-            f"the columns of {name} differ from those of earlier rows ({'; '.join(differences)}); "
-            f"pass the same features, or {name}.to_numpy() where only their names changed"
+            f"the columns of {name} differ from those of earlier rows "
+            f"({abbreviated(range(len(new)), new)} new; "
+            f"{abbreviated(range(len(missing)), missing)} missing); pass the same features, or "
+            f"{name}.to_numpy() where only their names changed"
         )
-    j = next(j for j, pair in enumerate(zip(names, expected, strict=True)) if pair[0] != pair[1])
-    raise InputError(
-        f"the columns of {name} are in another order than those of earlier rows (column {j} is "
-        f"{names[j]!r}, and was {expected[j]!r}); pass them in the order of `feature_names`"
-    )
+    for j, (new_name, old_name) in enumerate(zip(names, expected, strict=True)):
+        if new_name != old_name:
+            raise InputError(
+                f"the columns of {name} are in another order than those of earlier rows (column "
+                f"{j} is {new_name!r}, and was {old_name!r}); pass them in the order of "
+                "`feature_names`"
+            )
 
 
 def checked_names(
@@ -435,11 +415,8 @@ def checked_names(
 
     Columns numbered 0, 1, ... are compared only with the same numbers in another order.
     """
-    columns = column_names(X)
-    if columns is None or len(columns) != width:
-        return None
-    names = _name_texts(columns)
-    if not first:
+    names = feature_names(X, width)
+    if not first and len(column_names(X) or ()) == width:
         numbers = tuple(map(str, range(width)))
         current, earlier = names or numbers, expected or numbers
         if (names and expected) or set(current) == set(earlier):
@@ -481,13 +458,11 @@ def as_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None
         raise InputError(
             f"sample_weight has shape {weight.shape} for {n_rows} rows; pass one weight per row"
         )
-    if not np.isfinite(weight).all() or (weight < 0).any():
-        raise InputError("sample_weight must be finite and non-negative; 0 leaves a row out")
-    extreme = (weight > 1e50) | ((weight > 0) & (weight < 1e-50))
-    if extreme.any():
+    valid = (weight == 0) | ((weight >= 1e-50) & (weight <= 1e50))
+    if not valid.all():
         raise InputError(
-            f"sample_weight holds {weight[extreme][0]:.1e}; positive weights must lie between "
-            "1e-50 and 1e50: divide them all by their mean"
+            f"sample_weight holds {weight[~valid][0]:.1e}; weights are 0, which leaves a row out, "
+            "or lie between 1e-50 and 1e50: divide them all by their mean"
         )
     return weight
 

@@ -150,40 +150,40 @@ def erase_tensor(
     factors: Factors, X: Tensor, *, out: Any, mask: Any, progress: bool | None
 ) -> Tensor:
     """Erase the rows of a tensor (..., d), on its device and in its dtype, differentiably."""
-    _check_rows(X, factors.left.shape[1])
+    width = factors.left.shape[1]
+    _check_rows(X, width)
     target_dtype = X.dtype if X.dtype.is_floating_point else torch.float64
     if out is not None:
         _check_out(out, X, target_dtype)
-    selected = None if mask is None else as_mask(mask, tuple(X.shape[:-1]))
     X = X.resolve_neg()
-    plain, on_cpu = is_plain(X), X.device.type == "cpu"
-    if plain and on_cpu and X.dtype != torch.bfloat16:
-        result = torch.empty(X.shape, dtype=target_dtype) if out is None else out
-        rows = X.detach().numpy()
-        erase_rows.erase(factors, rows, result.detach().numpy(), selected, progress, out is None)
-        return result
-    dtype = torch.float64 if on_cpu or X.dtype == torch.float64 else torch.float32
+    plain = is_plain(X)
+    if plain and X.is_cpu and X.dtype != torch.bfloat16:
+        target = None if out is None else out.detach().numpy()
+        arrays = erase_rows.rows_mask_and_out(X.detach().numpy(), width, None, mask, target)
+        rows, mask, target = arrays
+        erase_rows.erase(factors, rows, target, mask, progress, out is None)
+        return torch.from_numpy(target) if out is None else out
+    if out is not None:
+        _check_memory(out, X)
+    dtype = torch.float64 if X.is_cpu or X.dtype == torch.float64 else torch.float32
     left, right, shift, mean = _factors_as(factors, X.device, dtype)
-    on_device = None if selected is None else torch.from_numpy(selected.copy()).to(X.device)
+    if mask is not None:
+        mask = torch.from_numpy(as_mask(mask, tuple(X.shape[:-1])).copy()).to(X.device)
 
-    def erased(x: Tensor, mask: Tensor | None) -> Tensor:
-        rows = x.to(dtype)
-        flat = erased_by_torch(rows.reshape(-1, rows.shape[-1]), left, right, shift, mean=mean)
+    def erased(part: slice) -> Tensor:
+        rows = X[part].to(dtype)
+        flat = erased_by_torch(rows.reshape(-1, width), left, right, shift, mean=mean)
         result = flat.reshape(rows.shape)
-        return result if mask is None else torch.where(mask[..., None], result, rows)
+        if mask is not None:
+            result = torch.where(mask[part][..., None], result, rows)
+        return result.to(target_dtype)
 
     if out is None and not plain:
-        return erased(X, on_device).to(target_dtype)
+        return erased(slice(None))
     result = torch.empty(X.shape, dtype=target_dtype, device=X.device) if out is None else out
-    source, target = X, result
-    if X.is_contiguous() and result.is_contiguous():
-        source, target = X.view(-1, X.shape[-1]), result.view(-1, X.shape[-1])
-        on_device = None if on_device is None else on_device.reshape(-1)
-    step = max(1, _PIECE * len(source) // max(1, source.numel()))
-    for start in range(0, len(source), step):
-        piece = slice(start, start + step)
-        part = None if on_device is None else on_device[piece]
-        target[piece] = erased(source[piece], part).to(target_dtype)
+    step = max(1, _PIECE * len(X) // max(1, X.numel()))
+    for start in range(0, len(X), step):
+        result[start : start + step] = erased(slice(start, start + step))
     return result
 
 
@@ -203,29 +203,26 @@ def _check_rows(X: Tensor, width: int) -> None:
 
 def _check_out(out: object, X: Tensor, dtype: torch.dtype) -> None:
     """Raise InputError unless the result for X can be written to `out`."""
-    if not isinstance(out, Tensor):
-        raise InputError(f"out is {described_type(out)}; it must be a tensor, as X is")
-    if (out.shape, out.dtype, out.device, out.layout) != (X.shape, dtype, X.device, X.layout):
+    expected = X.shape, dtype, X.device, X.layout
+    if not isinstance(out, Tensor) or (out.shape, out.dtype, out.device, out.layout) != expected:
         raise InputError(
-            f"out is {out.dtype} of shape {tuple(out.shape)} on {out.device}; it must be "
-            f"{dtype} of shape {tuple(X.shape)} on {X.device}"
+            f"out is {described_type(out)} of shape {tuple(getattr(out, 'shape', ()))}; it must be "
+            f"a tensor of {dtype} of shape {tuple(X.shape)} on {X.device}"
         )
-    if (X.requires_grad or out.requires_grad) and torch.is_grad_enabled():
-        raise InputError("out= cannot record gradients; leave it out, or use torch.no_grad()")
-    if out.is_neg() or erase_rows.self_overlaps(tuple(out.shape), out.stride(), 1):
-        raise InputError("out is a negated view, or its entries share memory; pass new memory")
-    if out is not X and _overlap(out, X):
-        raise InputError("out overlaps X without being the same tensor; pass X or new memory")
+    if out.is_neg() or ((X.requires_grad or out.requires_grad) and torch.is_grad_enabled()):
+        raise InputError(
+            "out= cannot record gradients, nor be a negated view; leave it out, or use "
+            "torch.no_grad()"
+        )
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors share memory without being the same view."""
-    same_view = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
-    if same_view or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    if a.device.type != "cpu" or a.dtype == torch.bfloat16:
-        return True
-    return bool(np.shares_memory(a.detach().numpy(), b.detach().resolve_neg().numpy()))
+def _check_memory(out: Tensor, X: Tensor) -> None:
+    """Raise InputError if entries of `out` share memory with each other or with other ones of X."""
+    same_view = out.data_ptr() == X.data_ptr() and out.stride() == X.stride()
+    same_memory = out.untyped_storage().data_ptr() == X.untyped_storage().data_ptr()
+    overlaps = erase_rows.self_overlaps(tuple(out.shape), out.stride(), 1)
+    if overlaps or (same_memory and not same_view):
+        raise InputError("out overlaps X, or its own entries share memory; pass X or new memory")
 
 
 def _factors_as(

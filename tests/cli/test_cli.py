@@ -665,7 +665,7 @@ def bad_files(eraser: sf.Projection) -> None:
         ("apply e two.npz --in-place", "--in-place is for .npy"),
         ("apply X.npy e -o out.npy", "pass the eraser first"),
         ("apply e absent.npy -o out.npy", "there is no file 'absent.npy'"),
-        ("apply absent X.npy -o out.npy", "there is no file absent"),
+        ("apply absent X.npy -o out.npy", "there is no file 'absent'"),
         ("apply X.npy X.npy -o out.npy", "not a safetensors file"),
         ("apply moments X.npy -o out.npy", "'moments' holds moments; pass the"),
         ("apply e X.npy -o absent/out.npy", "there is no folder"),
