@@ -71,8 +71,8 @@ def _foreign(X: Any, name: str) -> NDArray[Any]:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
-            f"{name} cannot be read as an array: {cause_text(error)}. Pass a 2-D array of numbers, "
-            "with rows of one length"
+            f"{name} cannot be read as an array: {cause_text(error)}. Rows of unequal length are a "
+            "common cause; pass a 2-D array of numbers"
         ) from error
 
 
@@ -263,8 +263,8 @@ class Rows:
             return
         # bfloat16 is not of the dtype kind "f", and is converted.
         finite = np.isfinite(X if X.dtype.kind == "f" else X.astype(np.float32))
-        columns = np.flatnonzero(~finite.all(axis=0)).tolist()
-        self._refuse(np.flatnonzero(~finite.all(axis=1)), columns, np.abs(X).max(), name)
+        rows, columns = (np.flatnonzero(~finite.all(axis=axis)) for axis in (1, 0))
+        self._refuse(rows, columns.tolist(), 0.0 if len(rows) else np.abs(X).max(), name)
 
     def _refuse(
         self, rows: NDArray[np.intp], columns: Sequence[int], largest: float, name: str
@@ -461,8 +461,8 @@ def as_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None
     valid = (weight == 0) | ((weight >= 1e-50) & (weight <= 1e50))
     if not valid.all():
         raise InputError(
-            f"sample_weight holds {weight[~valid][0]:.1e}; weights are 0, which leaves a row out, "
-            "or lie between 1e-50 and 1e50: divide them all by their mean"
+            f"sample_weight holds {weight[~valid][0]:.1e}; weights must be finite and non-negative, "
+            "0 for rows to leave out, others between 1e-50 and 1e50: divide all by their mean"
         )
     return weight
 

@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import numbers
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from types import NoneType
 from typing import Any, NamedTuple, NoReturn
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.names import ClassName, listed
 from splince_fast._runtime.rows import is_tensor, to_array
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
@@ -28,15 +27,10 @@ from splince_fast.labels.encoded import ClassCodes
 class Numbers(NamedTuple):
     """Values of one variable, numbers or booleans, before its kind is chosen."""
 
-    values: NDArray[Any]  # dtype object for integers beyond 64 bits
+    values: NDArray[Any]  # dtype object for integers beyond 64 bits, which are classes
     missing: NDArray[np.bool_] | None = None  # mask of the shape of `values`; NaN is missing, too
     columns: tuple[str, ...] | None = None  # column names of a frame
     unknown: bool = False  # all labels are missing objects, and `values` is NaN
-
-    @property
-    def is_long(self) -> bool:
-        """Whether there are integers beyond 64 bits, which are classes."""
-        return self.values.dtype.kind == "O"
 
 
 SPLIT_ADVICE = (
@@ -66,13 +60,10 @@ def refuse(name: str, reason: str) -> NoReturn:
 MISSING_CLASS = -1
 
 
-def is_class_label(values: Any) -> bool:
-    """Return whether values are a column of a Hugging Face dataset with a ClassLabel."""
-    return type(getattr(values, "features", None)).__name__ == "ClassLabel"
-
-
-def with_missing(labels: list[Any]) -> list[Any]:
-    """Return labels of a ClassLabel with None for missing ones."""
+def unmarked(labels: Any, column: Any) -> Any:
+    """Return labels of a column, with None for the missing ones of a ClassLabel."""
+    if type(getattr(column, "features", None)).__name__ != "ClassLabel":
+        return labels
     return [None if label == MISSING_CLASS else label for label in labels]
 
 
@@ -94,16 +85,12 @@ def opened(values: Any, name: str) -> Any:
     if isinstance(values, np.ndarray | ClassCodes):
         return values
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
-        return with_missing(list(values)) if is_class_label(values) else list(values)
-    if is_tensor(values):
-        return _as_array(values, name)
+        return list(unmarked(values, values))
     if hasattr(values, "tocsr"):  # a SciPy sparse matrix, such as from OneHotEncoder
         return values.toarray()
-    table = _narwhals(values, name)
+    table = None if is_tensor(values) else _narwhals(values, name)
     if table is not None:
         return table
-    if isinstance(values, Mapping | Set):
-        refuse(name, f"is {described_type(values)}, which has no rows; pass a list or an array")
     for verb in ("collect", "compute"):
         if hasattr(values, verb):
             refuse(name, f"is a lazy {type(values).__name__}; {verb}() it first")
@@ -122,19 +109,20 @@ def _as_array(values: Any, name: str) -> NDArray[Any]:
 
 def _narwhals(values: object, name: str) -> Any:
     """Wrap a series or frame of any library; return None for other values."""
+    import narwhals.stable.v2 as nw
+    from narwhals.exceptions import DuplicateError
+
     module = type(values).__module__.partition(".")[0]
     library: Any = sys.modules.get(module)
-    if module == "pandas" and isinstance(
+    is_index = module == "pandas" and isinstance(
         values, library.Index | library.api.extensions.ExtensionArray
-    ):
+    )
+    if is_index:
         values = library.Series(values)
     elif module == "pyarrow" and isinstance(values, library.Array):
         values = library.chunked_array([values])
     elif module == "pyarrow" and isinstance(values, library.RecordBatch):
         values = library.Table.from_batches([values])
-    import narwhals.stable.v2 as nw
-    from narwhals.exceptions import DuplicateError
-
     try:
         return nw.from_native(values, eager_only=True, allow_series=True)
     except DuplicateError as error:
@@ -155,13 +143,12 @@ def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> 
     if not hasattr(index, "symmetric_difference"):
         return
     columns = dict(enumerate(labels)) if isinstance(labels, tuple) else labels
-    columns = columns if isinstance(columns, Mapping) else {None: columns}
-    for key, column in columns.items():
+    for key, column in (columns if isinstance(columns, Mapping) else {None: columns}).items():
         other: Any = getattr(column, "index", None)
         has_index = hasattr(other, "symmetric_difference") and type(other).__name__ != "RangeIndex"
-        if not has_index or index.equals(other):
+        if not has_index or len(index) != len(other) or index.equals(other):
             continue
-        if len(index) == len(other) and index.is_unique and index.symmetric_difference(other).empty:
+        if index.is_unique and index.symmetric_difference(other).empty:
             column_name = name if key is None else f"{name}[{key!r}]"
             raise LabelError(
                 f"{column_name} has the index of {of} in another order, and rows are matched by "
@@ -193,7 +180,7 @@ def take_positions(
     n, n_sequences = int(np.prod(leading)), leading[0]
     column = opened(column, name)
     if isinstance(column, list) and column and isinstance(column[0], list | tuple | np.ndarray):
-        column = _stacked(column)
+        column = np.array(column, dtype=object)
     shape = tuple(column.shape) if hasattr(column, "shape") else (len(column),)
     if len(leading) > 1 and shape[: len(leading)] == leading:
         column = column if isinstance(column, np.ndarray) else column.to_numpy()
@@ -208,25 +195,11 @@ def take_positions(
     return take_entries(column, positions, name)
 
 
-def _stacked(column: list[Any]) -> NDArray[Any]:
-    """Convert a list of equally long lists to a 2-D array of objects; the entries are unchanged."""
-    lengths = {len(part) for part in column}
-    if len(lengths) != 1:
-        raise InputError("labels hold sequences of different lengths; pad them to the length of X")
-    array = np.empty((len(column), lengths.pop()), object)
-    for i, part in enumerate(column):
-        array[i, :] = part if not isinstance(part, np.ndarray) else part.tolist()
-    return array
-
-
 # -- arrays, series and frames -------------------------------------------------------------------
 
 
 def read_column(values: Any, name: str, kind: str | None) -> Numbers | ClassCodes:
     """Read a variable from any container; raise LabelError unless its values are of one kind."""
-    declared = read_declared(values, name)
-    if declared is not None:
-        return declared
     column = opened(values, name)
     if isinstance(column, np.ndarray):
         return _read_array(column, name)
@@ -287,8 +260,8 @@ def _read_frame(frame: Any, name: str, kind: str | None) -> Numbers | ClassCodes
     for part, column in zip(names, columns, strict=True):
         if (
             isinstance(column, ClassCodes)
-            or column.values.ndim > 1
             or column.values.dtype == object
+            or column.values.ndim > 1
         ):
             refuse(name, f"is a frame, and its column {part!r} holds classes; {SPLIT_ADVICE}")
         check_indicators(column, f"{name}/{part}", kind)
@@ -378,12 +351,12 @@ def _type_family(cls: type) -> str:
 
 def _read_list(values: list[Any], name: str) -> Numbers | ClassCodes:
     """Read a list of scalars (one label per row), or a list of rows (several values per row)."""
-    types = set(map(type, values))
+    types, shape = set(map(type, values)), (len(values),)
     if types == {int}:
         return Numbers(_integers(values, name))
-    if types == {bool} or types == {float}:
+    if types in ({bool}, {float}):
         return Numbers(np.array(values))
-    if types == {str} or types == {str, NoneType}:
+    if types in ({str}, {str, NoneType}):
         return _codes_of(values)
     if not types <= _PLAIN_TYPES:
         values = [_as_scalar_or_list(value, name) for value in values]
@@ -394,8 +367,8 @@ def _read_list(values: list[Any], name: str) -> Numbers | ClassCodes:
                 table = np.array([[None] * width if v is None else v for v in values], dtype=object)
             if table.ndim != 2 or width == 0:
                 refuse(name, "has rows of different or zero length, or nested rows; pass (n, k)")
-            return _read_objects(table.ravel().tolist(), table.shape, name)
-    return _read_objects(values, (len(values),), name)
+            values, shape = table.ravel().tolist(), table.shape
+    return _read_objects(values, shape, name)
 
 
 def _as_scalar_or_list(value: object, name: str) -> object:
@@ -410,37 +383,39 @@ def _as_scalar_or_list(value: object, name: str) -> object:
 def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Numbers | ClassCodes:
     """Read Python objects by the families of their types, in the C order of an array."""
     family_of = {cls: _type_family(cls) for cls in set(map(type, values))}
-    families = [family_of[type(value)] for value in values]
-    absent = [
-        family == "missing" or (family in ("float", "time") and _is_nan(value))
-        for family, value in zip(families, values, strict=True)
-    ]
-    example = {f: v for f, v, out in zip(families, values, absent, strict=True) if not out}
+    examples: dict[str, Any] = {}  # a value of each family
+    missing = np.zeros(len(values), dtype=np.bool_)
+    for i, value in enumerate(values):
+        family = family_of[type(value)]
+        if family == "missing" or (family in ("float", "time") and _is_nan(value)):
+            missing[i] = True
+        else:
+            examples[family] = value
     for family, advice in _ADVICE.items():
-        if family in example:
-            refuse(name, f"{advice} (found {example[family]!r:.80})")
-    if not example:
+        if family in examples:
+            refuse(name, f"{advice} (found {examples[family]!r:.80})")
+    if not examples:
         return Numbers(np.full(shape, np.nan), unknown=True)
-    if len(example) > 1 and example.keys() != {"int", "float"}:
-        mixture = " and ".join(f"{v!r:.80} ({type(v).__name__})" for v in example.values())
+    if len(examples) > 1 and examples.keys() != {"int", "float"}:
+        mixture = " and ".join(f"{v!r:.80} ({type(v).__name__})" for v in examples.values())
         refuse(name, f"mixes types that do not agree: {mixture}; cast all labels to one type")
-    family = "float" if "float" in example else next(iter(example))
+    family = "float" if "float" in examples else next(iter(examples))
     has_columns = shape[1:] not in ((), (1,))
+    convert: Any = {"int": int, "float": float, "bool": bool, "str": str.__str__}[family]
+    try:
+        pairs = zip(values, missing.tolist(), strict=True)
+        filled: list[Any] = [None if is_missing else convert(v) for v, is_missing in pairs]
+    except OverflowError:
+        refuse(name, "holds numbers that are too large for a float")
     if family == "str":
         if has_columns:
             refuse(name, f"has several columns of strings; {SPLIT_ADVICE}")
-        pairs = zip(values, absent, strict=True)
-        return _codes_of([None if out else str.__str__(value) for value, out in pairs])
-    convert = {"int": int, "float": float, "bool": bool}[family]
-    try:
-        filled = [convert(0 if out else v) for v, out in zip(values, absent, strict=True)]
-    except OverflowError:
-        refuse(name, "holds numbers that are too large for a float")
+        return _codes_of(filled)
+    filled = [value or 0 for value in filled]
     array = _integers(filled, name) if family == "int" else np.array(filled, convert)
     if has_columns and array.dtype.kind == "O":
         refuse(name, "has several columns of integers beyond 64 bits; cast them to float")
-    missing = np.array(absent, dtype=np.bool_).reshape(shape) if any(absent) else None
-    return Numbers(array.reshape(shape), missing)
+    return Numbers(array.reshape(shape), missing.reshape(shape) if missing.any() else None)
 
 
 def _codes_of(values: list[str | None]) -> ClassCodes:
@@ -478,20 +453,15 @@ def whole_numbers(column: Numbers, name: str) -> tuple[NDArray[np.int64], NDArra
         is_missing |= column.missing
     values = np.where(is_missing, 0, column.values)
     refuse_infinite(values, name)
-    fractional = values != np.floor(values)
-    if fractional.any():
-        found = values[fractional][0]
-        refuse(
-            name, f"must hold classes, but holds {found}; bin the values, or cast them to strings"
-        )
+    fractional = values[values != np.floor(values)]
+    if fractional.size:
+        remedy = "bin the values, or cast them to strings"
+        refuse(name, f"must hold classes, but holds {fractional[0]}; {remedy}")
     # From 2**(nmant + 1) on, several integers round to the same float.
     limit = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 53)
     if (np.abs(values) >= limit).any():
-        refuse(
-            name,
-            f"must hold classes, but holds values from {limit:.0f} on, where {values.dtype} cannot "
-            "tell integers apart; pass integers or strings",
-        )
+        remedy = "pass integers or strings"
+        refuse(name, f"has floats from {limit:.0f} on, which cannot tell integers apart; {remedy}")
     return values.astype(np.int64), is_missing if is_missing.any() else None
 
 
@@ -503,10 +473,13 @@ def check_indicators(column: Numbers, name: str, kind: str | None) -> None:
     if column.missing is not None:
         invalid &= ~column.missing
     if invalid.any():
+        example = (
+            f"integers (such as {column.values[invalid][0]}), which could be classes or numbers"
+        )
         refuse(
             name,
-            f"has several columns of integers (such as {column.values[invalid][0]}), which could "
-            f"be classes or numbers; for classes, {SPLIT_ADVICE}; for numbers, cast them to float",
+            f"has several columns of {example}; for classes, {SPLIT_ADVICE}; for numbers, cast "
+            "them to float",
         )
 
 

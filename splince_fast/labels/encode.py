@@ -61,10 +61,9 @@ def encode(
         Kind, "classes" or "continuous", by variable name; by default, the type of the labels
         determines it.
     joint : sequence of tuples of str
-        Tuples of names of class-coded variables. Each tuple names an additional variable, whose
-        classes are the tuples of classes that occur in the block (joint cells), in the order of
-        the classes of the first variable, then of the second, and so on. The joint label of a row
-        is missing if one of its labels is.
+        Names of class-coded variables. Each tuple is an additional variable, whose classes are the
+        tuples of classes that occur in the block (joint cells), sorted. The joint label of a row is
+        missing if one of its labels is.
     default_name : str
         Variable name of a single column that is no Series with a name.
 
@@ -76,22 +75,17 @@ def encode(
     Raises
     ------
     LabelError
-        A name is not a string, a name in `kinds` or `joint` is unknown, or a column cannot
-        be read as classes or numbers.
-    InputError
-        A variable does not have `n_rows` labels.
-    NonFiniteError
-        A number is infinite.
+        A name is not a string, or a name in `kinds` or `joint` is unknown.
+    LabelError, InputError, NonFiniteError
+        A column is refused by :func:`encode_one`.
 
     Examples
     --------
     >>> from splince_fast import labels
     >>> block = {"gender": ["f", "m", "f"], "doctor": [1, 0, 0], "age": [41.5, 35.0, 52.25]}
     >>> encoded = labels.encode(block, 3, joint=[("gender", "doctor")])
-    >>> encoded["gender"].classes, encoded["age"].values.shape
-    (('f', 'm'), (3, 1))
-    >>> encoded[("gender", "doctor")].classes
-    (('f', 0), ('f', 1), ('m', 0))
+    >>> encoded["gender"].classes, encoded[("gender", "doctor")].classes
+    (('f', 'm'), (('f', 0), ('f', 1), ('m', 0)))
     """
     if labels is None:
         return {}
@@ -168,18 +162,14 @@ def encode_one(
 
     Warns
     -----
-    ManyClassesWarning
-        An integer column has more than 1,000 distinct values, and `kind` is None.
-    MissingLabelWarning
-        The name of a class is the text of a missing value, such as "nan", and `kind` is None.
-    WholeNumbersWarning
-        A float column has 3 to 20 distinct values, all whole and repeated, and `kind` is None.
+    ManyClassesWarning, MissingLabelWarning, WholeNumbersWarning
+        `kind` is None, and an integer column has more than 1,000 distinct values, a class has the
+        text of a missing value, such as "nan", as its name, or a float column has 3 to 20 distinct
+        values, all whole and repeated.
 
     Examples
     --------
     >>> from splince_fast import labels
-    >>> labels.encode_one([1950, 1980, 1950], 3, name="year").classes
-    (1950, 1980)
     >>> labels.encode_one([1950, 1980, 1950], 3, name="year", kind="continuous").values.tolist()
     [[1950.0], [1980.0], [1950.0]]
     """
@@ -215,17 +205,16 @@ def _encode(
         if kind is None and isinstance(column, ClassCodes) and column is not values:
             _warn_of_texts(column.classes, n_rows, name, by_kinds)
         return column
-    if rows.ndim == 2:
-        if rows.shape[1] > 1:
-            if kind == "classes":
-                refuse(name, "has several columns, so it cannot be classes; " + SPLIT_ADVICE)
-            check_indicators(column, name, kind)
-            return _columns(column, name)
-        missing = None if column.missing is None else column.missing[:, 0]
-        column = column._replace(values=rows[:, 0], missing=missing)
+    if rows.ndim == 2 and rows.shape[1] > 1:
+        if kind == "classes":
+            refuse(name, "has several columns, so it cannot be classes; " + SPLIT_ADVICE)
+        check_indicators(column, name, kind)
+        return _columns(column, name)
+    missing = None if column.missing is None else column.missing.reshape(n_rows)
+    column = column._replace(values=rows.reshape(n_rows), missing=missing)
     is_float = rows.dtype.kind == "f"
     if kind == "continuous" or (kind is None and is_float and not column.unknown):
-        if column.is_long:
+        if rows.dtype.kind == "O":
             refuse(name, f"cannot be continuous: it holds classes such as {column.values[0]}")
         columns = _columns(column, name)
         if kind is None:
@@ -270,16 +259,14 @@ def _warn_of_texts(classes: tuple[ClassName, ...], n_rows: int, name: str, by_ki
 def _warn_of_whole_numbers(columns: Columns, name: str, by_kinds: bool) -> None:
     """Warn if floats look like class numbers: few distinct values, all whole and repeated."""
     # pandas converts integers to floats if a label is missing. With two distinct values both
-    # readings give the same eraser, because the span of Cov(x, z) is the same.
+    # readings give the same eraser, because the span of Cov(x, z) is the same. With fewer than 6
+    # values, repeated whole numbers may be chance.
     values = columns.values[:, 0] if columns.present is None else columns.values[columns.present, 0]
-    # The first 64 values suffice to recognise most quantities by a value that is not whole. With
-    # fewer than 6 values, repeated whole numbers may be chance.
-    if len(values) < 6 or (values[:64] != np.floor(values[:64])).any():
-        return
-    if np.abs(values).max() >= 2.0**53 or (values != np.floor(values)).any():
+    if len(values) < 6 or (values[:64] != np.floor(values[:64])).any():  # most quantities
         return
     distinct = np.unique(values)
-    if 3 <= len(distinct) <= min(FEW_VALUES, len(values) // 2):
+    are_whole = (distinct == np.floor(distinct)).all() and np.abs(distinct).max() < 2.0**53
+    if are_whole and 3 <= len(distinct) <= min(FEW_VALUES, len(values) // 2):
         warn(
             f"variable {name!r} holds floats, read as numbers, {len(distinct)} of them, all whole; "
             "for classes cast them to integers (in pandas 'Int64') or pass "
@@ -301,10 +288,9 @@ def _distinct(
         codes = np.full(n, -1, dtype=np.intp)
         distinct, codes[~missing] = _distinct(values[~missing])
         return distinct, codes
-    if n <= 1:
-        return values.tolist(), np.zeros(n, dtype=np.intp)
-    smallest = values.min()
-    low, size = int(smallest), int(values.max()) - int(smallest) + 1
+    smallest = values.min() if n else np.int64(0)
+    low = int(smallest)
+    size = int(values.max()) - low + 1 if n else 0
     if size > 4 * n + 1024 or values.dtype.kind == "O":  # too large for a lookup table
         unique, codes = np.unique(values, return_inverse=True)
         return unique.tolist(), codes
@@ -316,8 +302,6 @@ def _distinct(
     occurs = np.zeros(size, dtype=np.bool_)
     occurs[offsets] = True
     distinct = [low + offset for offset in np.flatnonzero(occurs).tolist()]
-    if len(distinct) == size:
-        return distinct, offsets
     return distinct, (np.cumsum(occurs, dtype=np.intp) - 1)[offsets]
 
 

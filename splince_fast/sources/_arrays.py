@@ -10,7 +10,7 @@ from typing import Any
 from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.rows import choose_block_rows, is_sparse, is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError
-from splince_fast.labels.containers import check_index, is_class_label, map_labels, with_missing
+from splince_fast.labels.containers import check_index, map_labels, unmarked
 from splince_fast.sources.base import Block, PieceSource, Source, describe, is_matrix
 
 
@@ -96,7 +96,7 @@ def slice_rows(values: Any, start: int, stop: int) -> Any:
     """Return rows `start` to `stop` - 1 by position."""
     # Before pandas 3, values[start:stop] of a pandas object may use labels.
     rows = values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
-    return with_missing(rows) if is_class_label(values) else rows
+    return unmarked(rows, values)
 
 
 def count_rows(values: Any, name: str) -> int:

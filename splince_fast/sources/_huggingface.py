@@ -35,18 +35,14 @@ def from_dataset(
     embedding : str
         Column of vectors, such as ``List(Value("float32"))``. If the type has a ``length``, the
         width of the rows is known before reading.
-    labels : str or sequence of str, optional
-        Columns that become labels; a ClassLabel becomes integers, and its -1 a missing label.
-    sample_weight : str, optional
-        Column of weights.
-    block_rows : int, optional
-        Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB.
+    labels, sample_weight, block_rows
+        As for :func:`from_parquet`; a ClassLabel becomes integers, and its -1 a missing label.
 
     Returns
     -------
     Source
-        A streamed dataset can only be read in order. A resumed run reads the earlier rows and
-        discards them; they must come in the same order: shuffle with a seed or not at all.
+        A resumed run of a streamed dataset reads the earlier rows and discards them: shuffle with a
+        seed or not at all.
 
     Raises
     ------

@@ -30,13 +30,9 @@ def from_npy(
     ----------
     paths : path or sequence of paths
         Shards, read in this order, one at a time. Blocks do not cross shards.
-    labels : mapping of str to column(s), frame, or a single column, optional
-        Labels of the rows of all shards. A column may also be the path of a .npy file of labels,
-        or a sequence of paths, one per shard.
-    sample_weight : array of shape (n,), path, or sequence of paths, optional
-        Non-negative frequencies of the rows.
-    block_rows : int, optional
-        Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB.
+    labels, sample_weight, block_rows
+        As for :func:`from_arrays`, for the rows of all shards. A column may also be the path of a
+        .npy file, or a sequence of paths, one per shard.
 
     Returns
     -------

@@ -41,12 +41,10 @@ def from_parquet(
         (polars), or a ``RecordBatchReader``, which can be read only once.
     embedding : str
         Column of vectors: fixed_size_list (read without a copy), list or large_list of numbers.
-    labels : str or sequence of str, optional
-        Columns that become labels.
-    sample_weight : str, optional
-        Column of weights.
+    labels, sample_weight : str or sequence of str, optional
+        Columns of labels, and the column of weights.
     block_rows : int, optional
-        Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB.
+        As for :func:`from_arrays`.
 
     Returns
     -------

@@ -40,7 +40,7 @@ def from_torch(
         For a tensor: non-negative frequencies of the rows. For batches: the key of the weights in a
         mapping, or any name for weights in the last entry of a tuple.
     block_rows : int, optional
-        Rows per block of a tensor; the default is as in :func:`from_arrays`. A batch is a block.
+        Rows per block of a tensor, as in :func:`from_arrays`. A batch is a block.
 
     Returns
     -------

@@ -33,6 +33,13 @@ class Block(NamedTuple):
         Labels of n rows for each variable, in a container like that passed to the source.
     sample_weight : array of shape (n,) or None
         Non-negative frequencies of the rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> sf.sources.Block(np.ones((2, 3)), {"z": [0, 1]}).labels
+    {'z': [0, 1]}
     """
 
     X: Any
