@@ -87,8 +87,7 @@ def _as_stack(X: Any, width: int, names: tuple[str, ...] | None) -> NDArray[Any]
     if is_sparse(X):
         raise InputError(
             "X is sparse, and erased rows are dense; pass X[i:j].toarray(), or use "
-            "eraser.fold_into(weight, bias) before a linear layer, or X @ eraser.right, the erased "
-            "coordinates"
+            "eraser.fold_into(weight, bias) before a linear layer"
         )
     rows = as_numbers(X)
     if rows.ndim < 3:
@@ -128,8 +127,7 @@ def _check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generi
         raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
     if self_overlaps(out.shape, out.strides, out.itemsize):
         raise InputError(
-            f"out has the strides {out.strides}, by which several of its entries share memory, as "
-            "in a sliding window or a broadcast array; pass new memory, or a copy"
+            f"several entries of out share memory (strides {out.strides}); pass new memory"
         )
     if out is rows or not np.may_share_memory(out, rows):
         return

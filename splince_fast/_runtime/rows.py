@@ -55,6 +55,8 @@ def _foreign(X: Any, name: str) -> NDArray[Any]:
     if is_tensor(X):
         return torch_to_numpy(X)
     refuse_lazy(X, name)
+    if X is None:
+        raise InputError(f"{name} is None; pass an array of real numbers")
     if isinstance(X, str | bytes | os.PathLike):
         kind = "path" if isinstance(X, os.PathLike) else "string"
         raise InputError(f"{name} is a {kind}; load the file first, for example by np.load(path)")
@@ -87,8 +89,7 @@ def torch_to_numpy(tensor: Any) -> NDArray[Any]:
         return tensor.numpy()  # type: ignore[no-any-return]
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise InputError(
-            f"the tensor gives no NumPy array ({error}); pass a dense one with values, of a dtype "
-            "that NumPy has, such as tensor.to(torch.float32)"
+            f"the tensor gives no NumPy array ({error}); pass a dense one, such as tensor.float()"
         ) from error
 
 
@@ -109,9 +110,8 @@ def refuse_lazy(X: object, name: str) -> None:
     is_dask = graph is not None and graph() is not None
     if is_dask or (hasattr(X, "collect") and not hasattr(X, "to_numpy")):
         raise InputError(
-            f"{name} is a lazy {type(X).__name__}; accumulate a dask array by "
-            "Moments.from_blocks(sources.from_dask(X, labels)), or "
-            f"{'compute' if is_dask else 'collect'}() {name} if it fits in memory"
+            f"{name} is a lazy {type(X).__name__}; {'compute' if is_dask else 'collect'}() it, or "
+            "accumulate a dask array by Moments.from_blocks(sources.from_dask(X, labels))"
         )
 
 
@@ -161,8 +161,8 @@ def _stacked(column: NDArray[np.generic], name: str) -> NDArray[np.generic]:
         return to_array(np.stack([np.asarray(vector) for vector in column]), name)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{name} is a column that cannot be stacked to a matrix: {cause_text(error)}. Every "
-            "entry must be a vector of the same length; drop rows without one"
+            f"{name} is a column that cannot be stacked to a matrix: {cause_text(error)}; drop "
+            "rows without a vector of the same length"
         ) from error
 
 
@@ -201,8 +201,7 @@ def check_columns(
         raise InputError(f"{name} has no columns (shape {shape}); at least one is needed")
     if width is not None and shape[1] != width:
         raise InputError(
-            f"{name} has {shape[1]} columns, and {width} are expected, as in {earlier}; pass rows "
-            "of the same embedding"
+            f"{name} has {shape[1]} columns, and {width} are expected, as in {earlier}"
         )
 
 
@@ -272,15 +271,13 @@ class Rows:
         """Raise the error for numbers that are not finite, in these rows and columns, or large."""
         if not len(rows):
             raise InputError(
-                f"{name} holds numbers as large as {float(largest):.1e}, whose squares leave the "
-                "range of float64; rescale the data"
+                f"the squares of {name} (up to {float(largest):.1e}) overflow float64; rescale it"
             )
         location = f", {listed_columns(columns)}" if columns else ""
         error = NonFiniteError(
             f"{name} contains NaN or infinity in {len(rows)} of {len(self)} rows "
-            f"({'row' if len(rows) == 1 else 'rows'} {abbreviated(rows)}){location}; drop these "
-            "rows and their labels, or repair them. Half precision overflows to infinity above "
-            "65504"
+            f"({'row' if len(rows) == 1 else 'rows'} {abbreviated(rows)}){location}; drop or "
+            "repair them. Half precision overflows to infinity above 65504"
         )
         error.columns = tuple(columns)
         raise error
@@ -403,8 +400,7 @@ def check_feature_names(
         if new_name != old_name:
             raise InputError(
                 f"the columns of {name} are in another order than those of earlier rows (column "
-                f"{j} is {new_name!r}, and was {old_name!r}); pass them in the order of "
-                "`feature_names`"
+                f"{j} is {new_name!r}, and was {old_name!r}); see `feature_names`"
             )
 
 
@@ -461,7 +457,7 @@ def as_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None
     valid = (weight == 0) | ((weight >= 1e-50) & (weight <= 1e50))
     if not valid.all():
         raise InputError(
-            f"sample_weight holds {weight[~valid][0]:.1e}; weights must be finite and non-negative, "
+            f"sample_weight holds {weight[~valid][0]:.1e}; weights must be finite, non-negative, "
             "0 for rows to leave out, others between 1e-50 and 1e50: divide all by their mean"
         )
     return weight

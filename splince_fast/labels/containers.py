@@ -151,9 +151,8 @@ def check_index(X: Any, labels: Any, name: str = "labels", *, of: str = "X") -> 
         if index.is_unique and index.symmetric_difference(other).empty:
             column_name = name if key is None else f"{name}[{key!r}]"
             raise LabelError(
-                f"{column_name} has the index of {of} in another order, and rows are matched by "
-                f"position; pass {column_name}.loc[{of}.index], or {column_name}.to_numpy() if the "
-                "positions agree"
+                f"{column_name} has the index of {of} in another order; pass {column_name}"
+                f".loc[{of}.index], or {column_name}.to_numpy() if the positions agree"
             )
 
 
@@ -498,6 +497,6 @@ def refuse_infinite(values: NDArray[np.generic], name: str) -> None:
     if infinite.any():
         rows = np.flatnonzero(infinite.reshape(len(values), -1).any(axis=1))
         raise NonFiniteError(
-            f"variable {name!r} is infinite in row(s) {listed(rows.tolist())} of the block; "
-            "correct the values, or pass NaN where the value is unknown"
+            f"variable {name!r} is infinite in row(s) {listed(rows.tolist())} of the block; pass "
+            "NaN where the value is unknown"
         )

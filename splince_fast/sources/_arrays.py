@@ -110,7 +110,7 @@ def count_rows(values: Any, name: str) -> int:
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
         raise InputError(
             f"{name} is {described_type(values)}, which cannot be sliced by rows ({error}); pass "
-            "an array, list or frame in memory (collect or compute lazy ones first)"
+            "an array, list or frame in memory"
         ) from error
     return rows
 
@@ -127,6 +127,5 @@ def check_length(values: object, n_rows: int, name: str, rows_of: str) -> None:
     length = count_rows(values, name)
     if length != n_rows:
         raise InputError(
-            f"{name} has {length} rows but there are {n_rows} in {rows_of}; pass one entry per "
-            "row, in the same order"
+            f"{name} has {length} rows but there are {n_rows} in {rows_of}; pass one entry per row"
         )

@@ -44,8 +44,8 @@ class ColumnNames(NamedTuple):
         """Return the names of one or several columns; raise InputError unless all are strings."""
         if not isinstance(embedding, str):
             raise InputError(
-                f"embedding is {embedding!r}; name one column of vectors. For one column per "
-                "feature, write a column of vectors: df['embedding'] = list(df[columns].to_numpy())"
+                f"embedding is {embedding!r}; name a column of vectors. Where you have one column "
+                "per feature, write a column of vectors: list(df[columns].to_numpy())"
             )
         names = () if labels is None else as_names(labels, "labels")
         if sample_weight is not None:
@@ -84,8 +84,7 @@ def _list_size(arrow_type: DataType, name: str) -> int | None:
         if types.is_floating(value_type) or types.is_integer(value_type):
             return width
     raise InputError(
-        f"{name} has the type {arrow_type}, which is no embedding; it must be a list or "
-        "fixed_size_list of floats, with one vector per row"
+        f"{name} has the type {arrow_type}, which is no embedding; pass lists of floats"
     )
 
 
@@ -99,10 +98,7 @@ def column_matrix(
     # A single chunk is not copied; the column may be a slice.
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count:
-        raise InputError(
-            f"column {name!r} has no vector (null) in {row_name(_first_null(array))}; drop such "
-            f"rows first: {array.null_count} of the {len(array)} rows of this block"
-        )
+        raise _vector_error(name, f"has no vector (null) in {row_name(_first_null(array))}")
     array = getattr(array, "storage", array)
     d = _list_size(array.type, f"column {name!r} in {row_name(0)}")
     if d is None:
@@ -110,23 +106,22 @@ def column_matrix(
         d = int(lengths[0])
         row = int((lengths != d).argmax())
         if lengths[row] != d:
-            raise InputError(
-                f"column {name!r} is ragged: {lengths[row]} values in {row_name(row)}, but {d} in "
-                f"{row_name(0)}; embed every row with the same model"
-            )
+            places = f"{row_name(row)}, but {d} in {row_name(0)}"
+            raise _vector_error(name, f"is ragged: {lengths[row]} values in {places}")
     if d == 0 or d != (width or d):
-        raise InputError(
-            f"column {name!r} has {d} values in {row_name(0)}, where "
-            f"{width or 'at least 1'} are expected; embed every row with the same model"
-        )
+        expected = width or "at least 1"
+        raise _vector_error(name, f"has {d} values in {row_name(0)}, where {expected} are expected")
     values = array.flatten()  # of the slice only, unlike ``array.values``
     if values.null_count:
-        raise InputError(
-            f"column {name!r} has a null within the vector in {row_name(_first_null(values) // d)}"
-            "; drop such rows, or repair the embedding"
-        )
+        row = _first_null(values) // d
+        raise _vector_error(name, f"has a null within the vector in {row_name(row)}")
     matrix: NDArray[np.generic] = values.to_numpy(zero_copy_only=True).reshape(len(array), d)
     return matrix
+
+
+def _vector_error(name: str, problem: str) -> InputError:
+    remedy = "drop rows without a vector, and embed all rows with the same model"
+    return InputError(f"column {name!r} {problem}; {remedy}")
 
 
 def _first_null(array: Array | ChunkedArray) -> int:
@@ -141,9 +136,9 @@ def table_to_block(
     if columns.sample_weight is not None:
         column = table.column(columns.sample_weight)
         if column.null_count:
+            place = row_name(_first_null(column))
             raise InputError(
-                f"column {columns.sample_weight!r}, the sample weight, is null in "
-                f"{row_name(_first_null(column))}; fill it, with 0 to leave the row out"
+                f"column {columns.sample_weight!r}, the sample weight, is null in {place}; fill it"
             )
         weight = column.to_numpy()
     return Block(

@@ -60,8 +60,7 @@ def from_dataset(
     """
     if isinstance(ds, Mapping) or not hasattr(ds, "with_format"):
         raise InputError(
-            f"ds is {described_type(ds)}, no datasets.Dataset or IterableDataset; of the splits of "
-            "a DatasetDict pass one, such as ds['train']"
+            f"ds is {described_type(ds)}, no Dataset; of a DatasetDict pass one split, ds['train']"
         )
     columns = ColumnNames.from_arguments(embedding, labels, sample_weight)
     name = type(ds).__name__

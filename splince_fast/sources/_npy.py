@@ -81,17 +81,13 @@ class _FileColumn:
     def __init__(self, paths: list[str], shards: list[str], name: str) -> None:
         if len(paths) != len(shards):
             raise InputError(
-                f"{name} names {len(paths)} files but X has {len(shards)}; pass one per shard, or "
-                "one array over all rows"
+                f"{name} names {len(paths)} files but X has {len(shards)}; pass one per shard"
             )
         shapes = [open_npy(path).shape for path in paths]
         for path, shape, shard in zip(paths, shapes, shards, strict=True):
             (n, _), _ = checked_shape(shard, open_npy(shard))
             if shape[:1] != (n,):
-                raise InputError(
-                    f"{name}: {path!r} has shape {shape} but {shard!r} has {n} rows; pass the "
-                    "labels of that shard, one per row"
-                )
+                raise InputError(f"{name}: {path!r} has shape {shape} but {shard!r} has {n} rows")
         self.paths = paths
         self._starts = [0, *itertools.accumulate(shape[0] for shape in shapes)]
         self.shape = (self._starts[-1], *shapes[0][1:])
@@ -118,12 +114,10 @@ def open_npy(path: str, mode: Literal["r", "r+"] = "r") -> np.memmap[Any, Any]:
         raise InputError(f"{path!r} is missing: there is no such file") from error
     except IsADirectoryError as error:
         raise InputError(
-            f"{path!r} is a folder; pass its files in their order, such as "
-            f"sorted(pathlib.Path({path!r}).glob('*.npy'))"
+            f"{path!r} is a folder; pass its files, sorted(pathlib.Path({path!r}).glob('*.npy'))"
         ) from error
     except (OSError, ValueError, EOFError, OverflowError) as error:
         raise InputError(
             f"{path!r} cannot be read as a .npy array: {cause_text(error)}. It may be truncated, "
-            "of another format, or hold Python objects; write it with numpy.save and a numeric "
-            "dtype"
+            "of another format, or hold Python objects; write it by numpy.save again"
         ) from error

@@ -99,9 +99,7 @@ def _as_table(data: object) -> Table:
     try:
         return pa.table(data)
     except (pa.ArrowException, TypeError) as error:
-        raise InputError(
-            f"the {type(data).__name__} gave no Arrow table ({error}); pass a table of columns"
-        ) from error
+        raise InputError(f"the {type(data).__name__} gives no Arrow table: {error}") from error
 
 
 def _find_files(paths: object) -> list[str]:
@@ -160,10 +158,7 @@ def _decode(
                 row = max(0, row - batch.num_rows)
                 del batch
         except (pa.ArrowException, OSError) as error:
-            raise InputError(
-                f"{place} cannot be read: {cause_text(error)}. The file may be damaged; write it "
-                "again"
-            ) from error
+            raise InputError(f"{place} cannot be read: {cause_text(error)}") from error
 
 
 def _open(path: str) -> ParquetFile:
@@ -171,7 +166,4 @@ def _open(path: str) -> ParquetFile:
     try:
         return parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path!r} cannot be read as Parquet: {cause_text(error)}. It may be missing, "
-            "truncated or of another format"
-        ) from error
+        raise InputError(f"{path!r} cannot be read as Parquet: {cause_text(error)}") from error

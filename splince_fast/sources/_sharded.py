@@ -31,8 +31,7 @@ def sharded_source(
     for path, (shape, _) in zip(paths, shapes, strict=True):
         if shape[1] != d:
             raise InputError(
-                f"{path!r} has {shape[1]} columns but {paths[0]!r} has {d}; all shards must hold "
-                "the same embedding"
+                f"{path!r} has {shape[1]} columns but {paths[0]!r} has {d}; all must agree"
             )
     check_columns(labels, sample_weight, sum(counts), describe_files(paths))
     first_rows = [0, *itertools.accumulate(counts)]
@@ -73,14 +72,9 @@ def host_rows(X: object, path: str) -> NDArray[Any]:
 def checked_shape(path: str, rows: NDArray[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return the shape and dtype of the rows of a file; raise InputError unless it is a matrix."""
     if rows.ndim != 2 or rows.shape[1] == 0:
-        raise InputError(
-            f"{path!r} has shape {rows.shape}; it must be (n, d), one row per sample, d > 0"
-        )
+        raise InputError(f"{path!r} has shape {rows.shape}; it must be (n, d), with d > 0")
     if rows.dtype.kind not in "fiub":
-        raise InputError(
-            f"{path!r} has dtype {rows.dtype}; save it as float16, float32 or float64 (bfloat16 is "
-            "no type of .npy files: widen it first)"
-        )
+        raise InputError(f"{path!r} has dtype {rows.dtype}; save it as float16, float32 or float64")
     return rows.shape, rows.dtype
 
 
@@ -90,6 +84,5 @@ def _check_size(array: np.memmap[Any, Any], path: str) -> None:
     if size < array.offset + array.nbytes:
         raise InputError(
             f"{path!r} became shorter while it was read: {size} bytes where its array needs "
-            f"{array.offset + array.nbytes}; another process may be writing it: start again when "
-            "it is complete"
+            f"{array.offset + array.nbytes}; start again when it is complete"
         )

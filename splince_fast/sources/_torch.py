@@ -69,14 +69,10 @@ def from_torch(
             raise InputError("embedding= is a key of batches, but data is a tensor; leave it out")
         return from_arrays(data, labels, sample_weight=sample_weight, block_rows=block_rows)
     if block_rows is not None:
-        raise InputError(
-            "block_rows= is for a tensor, but data are batches, each of which is a block; set the "
-            "batch_size of the DataLoader, 4096 for instance"
-        )
+        raise InputError("each batch is a block: set batch_size of the DataLoader, no block_rows=")
     if not isinstance(data, Iterable) or is_matrix(data):
         raise InputError(
-            f"data is {described_type(data)}, neither a tensor nor batches; pass a DataLoader, an "
-            "iterable of batches, or sources.from_arrays(X, labels)"
+            f"data is {described_type(data)}, neither a tensor nor batches; pass a DataLoader"
         )
     names = () if labels is None else as_names(labels, "labels= of batches")
     if sample_weight is not None:
@@ -88,8 +84,7 @@ def from_torch(
         if not is_matrix(X):
             raise InputError(
                 f"X of batch {number} has shape {tuple(getattr(X, 'shape', ()))}; it must be "
-                "(n, d): wrap a Dataset of single samples in a DataLoader, flatten other axes with "
-                "X.flatten(1)"
+                "(n, d): wrap single samples in a DataLoader, flatten other axes by X.flatten(1)"
             )
         weight = None if sample_weight is None else entries.pop()
         return Block(X, dict(zip(names, entries, strict=False)) or None, weight)
@@ -113,8 +108,8 @@ def _read_batch(
         keys = (embedding, *names)
         if missing := [key for key in keys if key not in batch]:
             raise InputError(
-                f"batch {number} has no key {missing[0]!r}; its keys are {listed(batch)}: pass the "
-                "key of X as embedding="
+                f"batch {number} has no key {missing[0]!r} (of embedding=, labels=, "
+                f"sample_weight=); its keys are {listed(batch)}"
             )
         return [batch[key] for key in keys]
     items = list(batch) if isinstance(batch, tuple | list) else [batch]
@@ -122,8 +117,7 @@ def _read_batch(
         expected = "a mapping" if embedding is not None else f"(X, {', '.join(names)})"
         raise InputError(
             f"batch {number} is {described_type(batch)} of {len(items)}, where {expected} is "
-            "expected; name the entries after X by labels=[...] and sample_weight=, or pass "
-            "embedding= for mappings"
+            "expected; name the entries after X by labels=[...] and sample_weight="
         )
     return items
 

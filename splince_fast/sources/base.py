@@ -198,13 +198,11 @@ class StreamSource(Source):
         """Yield the blocks from number `first_block` onwards; see :meth:`Source.iter_from`."""
         if first_block and self._shuffled:
             raise InputError(
-                f"{self.name} shuffles, so resuming would count some rows twice and miss others; "
-                "make the DataLoader with shuffle=False: the order does not change the result"
+                f"{self.name} shuffles, so resuming would miss rows; pass shuffle=False to it"
             )
         if self.once and self._was_read:
             raise InputError(
-                f"the {self.name} was read before, and a generator can be read only once; pass a "
-                "list, or make a new generator"
+                f"the {self.name} was read before and can be read only once; make a new generator"
             )
         self._was_read = True
         blocks = iter(self._blocks())
@@ -267,8 +265,7 @@ def _as_block(number: int, item: object) -> Block:
     if not is_matrix(block.X):
         raise InputError(
             f"block {number} is {describe(item)}; each block must be (X, labels), (X, labels, "
-            "sample_weight) or X alone, with X of shape (n, d). For one array, pass "
-            "sources.from_arrays(X, labels); for batches by name, sources.from_torch(...)"
+            "sample_weight) or X of shape (n, d). For batches by name, pass sources.from_torch(...)"
         )
     return block
 
@@ -288,9 +285,8 @@ def is_matrix(X: object) -> bool:
 def too_few_blocks(name: str, first_block: int, n_blocks: int) -> InputError:
     """Return the error for a source that ends before the block at which to resume."""
     return InputError(
-        f"{name} has only {n_blocks} blocks, so it cannot resume at block {first_block}; the data "
-        "or their blocks are not those of the first run: pass the same ones, or delete the "
-        "checkpoint"
+        f"{name} has only {n_blocks} blocks, so it cannot resume at block {first_block}; pass the "
+        "data of the first run, or delete the checkpoint"
     )
 
 

@@ -922,7 +922,7 @@ def test_a_loader_that_shuffles_does_not_resume(torch: Any) -> None:
         ("tuple", {"labels": ["a", "b"]}, r"where \(X, a, b\) is expected"),
         ("tuple", {"embedding": "e"}, "where a mapping is expected"),
         ("empty", {}, "is a tuple of 0"),
-        ("mapping", {}, "pass the key of X as embedding="),
+        ("mapping", {}, r"no key None \(of embedding="),
         ("mapping", {"embedding": "q"}, "no key 'q'"),
         ("mapping", {"embedding": "e", "labels": ["q"]}, "no key 'q'"),
         ("single", {}, r"X of batch 0 has shape \(2,\)"),
