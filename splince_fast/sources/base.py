@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -47,6 +48,7 @@ class Block(NamedTuple):
     sample_weight: Any = None
 
 
+@dataclass(eq=False, repr=False)
 class Source(ABC):
     """Rows in blocks, with the same block boundaries in every pass.
 
@@ -85,20 +87,13 @@ class Source(ABC):
     300
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        n_rows: int | None = None,
-        n_features: int | None = None,
-        nbytes: int | None = None,
-    ) -> None:
-        self.name = name
-        self.n_rows = n_rows
-        self.n_features = n_features
-        self.nbytes = nbytes
-        self.files: tuple[str, ...] = ()
-        self.refills = False
+    name: str
+    _: KW_ONLY
+    n_rows: int | None = None
+    n_features: int | None = None
+    nbytes: int | None = None
+    files: tuple[str, ...] = field(default=(), init=False)
+    refills: bool = field(default=False, init=False)
 
     @abstractmethod
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
