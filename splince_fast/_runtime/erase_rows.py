@@ -106,8 +106,10 @@ def result_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
 
 def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
     """Return a dask array that applies an eraser to each chunk of X."""
-    if X.ndim < 2 or X.shape[-1] != width:
-        raise InputError(f"X has shape {tuple(X.shape)}; (..., {width}) is expected")
+    if X.ndim < 2 or X.shape[-1] != width or X.dtype.kind not in "fiub":
+        raise InputError(
+            f"X is {X.dtype} of shape {tuple(X.shape)}; pass real numbers of {width} features"
+        )
     if len(X.chunks[-1]) != 1:
         raise InputError(
             f"a row of X lies in {len(X.chunks[-1])} chunks; pass X.rechunk({{{X.ndim - 1}: -1}})"
@@ -174,7 +176,8 @@ def erase(
     work = X.dtype if X.dtype.isnative else X.dtype.newbyteorder("=")
     if work.kind != "f" or work.itemsize > 8:
         work = working_dtype(work)
-    chunk, step = (max(1, size // (d * work.itemsize)) for size in (_CHUNK_BYTES, _PIECE_BYTES))
+    row_bytes = d * work.itemsize
+    chunk, step = max(1, _CHUNK_BYTES // row_bytes), max(1, _PIECE_BYTES // row_bytes)
     is_direct = mask is None and out.dtype == work and out.flags.aligned
 
     def erase_range(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
@@ -120,15 +121,12 @@ def _partial_prefix(target: Path) -> str:
 
 def partial_files(targets: Iterable[Path]) -> list[Path]:
     """Return the temporary files of :func:`replacing` that killed processes left beside targets."""
-    prefixes: dict[Path, set[str]] = {}
-    for target in targets:
-        prefixes.setdefault(target.parent, set()).add(_partial_prefix(target))
     found = []
-    for folder in filter(Path.is_dir, prefixes):
-        for name in os.listdir(folder):
-            match = re.fullmatch(r"(.*\.)\d+\.\d+\.partial", name, re.DOTALL)
-            if match and match[1] in prefixes[folder]:
-                found.append(folder / name)
+    for target in targets:
+        prefix = _partial_prefix(target)
+        for path in target.parent.glob(f"{glob.escape(prefix)}*.partial"):
+            if re.fullmatch(r"\d+\.\d+\.partial", path.name[len(prefix) :]):
+                found.append(path)
     return found
 
 

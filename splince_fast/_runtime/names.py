@@ -16,14 +16,7 @@ VariableName: TypeAlias = str | tuple[str, ...]
 
 
 def class_key(name: ClassName) -> tuple[object, ...]:
-    """Return a dict key for a class name; the keys of ``True`` and ``1`` differ.
-
-    Examples
-    --------
-    >>> from splince_fast import labels
-    >>> len({True, 1}), len({labels.class_key(True), labels.class_key(1)})
-    (1, 2)
-    """
+    """Return a dict key for a class name; the keys of ``True`` and ``1`` differ."""
     if isinstance(name, tuple):
         return tuple((type(part), part) for part in name)
     return type(name), name
@@ -35,16 +28,8 @@ def sort_key(name: ClassName) -> list[tuple[str, Any]]:
 
 
 def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
-    """Return class names, unchanged, as an array of shape (n,).
-
-    The array has dtype object if another dtype would change a name, such as a trailing NUL.
-
-    Examples
-    --------
-    >>> from splince_fast import labels
-    >>> labels.names_array(["f", "m"]).dtype.kind, labels.names_array(["f", "f\\0"]).dtype.kind
-    ('U', 'O')
-    """
+    """Return class names as an array; of dtype object if another one would change a name."""
+    # NumPy converts integers on both sides of 2^63 to floats, and strips trailing NULs of strings.
     names = list(classes)
     if set(map(type, names)) in ({str}, {bool}, {int}):
         plain = np.array(names)
@@ -57,38 +42,14 @@ def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
 
 
 def names_to_json(classes: Iterable[ClassName]) -> list[object]:
-    """Convert class names to JSON values; a tuple becomes a list.
-
-    Raises
-    ------
-    LabelError
-        A name is invalid or occurs twice.
-
-    Examples
-    --------
-    >>> from splince_fast import labels
-    >>> labels.names_to_json(["f", True, ("f", 1)])
-    ['f', True, ['f', 1]]
-    """
+    """Convert class names to JSON values; raise LabelError if one is invalid or occurs twice."""
     names = tuple(classes)
     _check_names(names, LabelError)
     return [list(name) if isinstance(name, tuple) else name for name in names]
 
 
 def names_from_json(obj: object) -> tuple[ClassName, ...]:
-    """Convert JSON values to class names, the inverse of :func:`names_to_json`.
-
-    Raises
-    ------
-    FileFormatError
-        `obj` is not a list of distinct class names.
-
-    Examples
-    --------
-    >>> from splince_fast import labels
-    >>> labels.names_from_json(["f", True, ["f", 1]])
-    ('f', True, ('f', 1))
-    """
+    """Invert :func:`names_to_json`; raise FileFormatError for other values."""
     if not isinstance(obj, list):
         raise FileFormatError(f"class names must be a list, not {described_type(obj)}")
     names = tuple(tuple(item) if isinstance(item, list) else item for item in obj)

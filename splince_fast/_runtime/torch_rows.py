@@ -47,8 +47,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def is_plain(x: Tensor) -> bool:
     """Return whether the kernel may process the memory of a tensor, in place of torch operations.
 
-    The result is False for subclasses of Tensor, for negated views, and if autograd, forward AD, a
-    function transform, a dispatch mode or tracing records operations.
+    It may not where autograd, forward AD, a transform, a dispatch mode or tracing records them.
     """
     if type(x) not in _PLAIN or (x.requires_grad and torch.is_grad_enabled()):
         return False
@@ -99,9 +98,8 @@ def erased_by_torch(
 ) -> Tensor:
     """Return rows - ((rows - mean) @ right.T + neg_bias) @ left, differentiably.
 
-    Returns a copy of the rows if `gate`, a tensor of shape (), is 0. The shapes are (n, d) for
-    `rows`, (r, d) for `left` and `right`, (r,) for `neg_bias`, and (d,) for `mean`, which is 0 by
-    default. These tensors have the dtype of `rows`.
+    Shapes are (n, d), (d,), (r, d), (r,), (r, d); the dtype is one. If `gate`, a tensor of shape
+    (), is 0, the rows are copied.
     """
     centred = rows if mean is None else rows - mean
     # A selection, because the product of 0 with coefficients that are not finite would be NaN.

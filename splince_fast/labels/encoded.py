@@ -86,12 +86,5 @@ Encoded: TypeAlias = ClassCodes | Columns
 
 
 def kind_of(encoded: Encoded) -> Literal["classes", "continuous"]:
-    """Return the kind of an encoded variable, "classes" or "continuous".
-
-    Examples
-    --------
-    >>> from splince_fast import labels
-    >>> labels.kind_of(labels.encode_one([0.5, 1.5], 2, name="score"))
-    'continuous'
-    """
+    """Return the kind of an encoded variable."""
     return "classes" if isinstance(encoded, ClassCodes) else "continuous"

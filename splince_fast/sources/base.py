@@ -177,12 +177,11 @@ class StreamSource(Source):
         items: Iterable[T],
         read: Callable[[Iterable[T]], Iterable[Block]],
         *,
-        n_rows: int | None = None,
         n_features: int | None = None,
         shuffled: bool = False,
         refills: bool = False,
     ) -> None:
-        super().__init__(name, n_rows=n_rows, n_features=n_features)
+        super().__init__(name, n_features=n_features)
         self._blocks = functools.partial(read, items)
         self.once = isinstance(items, Iterator)
         self._was_read = False
@@ -213,8 +212,9 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
     Parameters
     ----------
     blocks : Source or iterable
-        A source is returned unchanged. The items of any other iterable are ``(X, labels)``,
-        ``(X, labels, sample_weight)`` or X alone. A generator can be read only once.
+        A source is returned unchanged. The items of any other iterable, such as a DataLoader of
+        torch, are ``(X, labels)``, ``(X, labels, sample_weight)`` or X alone. A generator can be
+        read only once; a DataLoader that shuffles cannot be resumed.
     argument : str
         Name of the argument in error messages.
 
@@ -244,13 +244,17 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
     is_data = is_data or isinstance(blocks, str | bytes | os.PathLike | Mapping)
     if is_data or not isinstance(blocks, Iterable):
         raise InputError(
-            f"{argument} is {describe(blocks)}; pass an iterable of (X, labels), such as a list, "
-            "or a source: sources.from_arrays(X, labels), from_npy(path), from_parquet, from_torch"
+            f"{argument} is {describe(blocks)}, not blocks; pass an iterable of (X, labels), or a "
+            "source: sources.from_arrays(X, labels), from_npy(path), from_parquet(path, ...)"
         )
+    # Those of a DataLoader of torch; of batches, the sampler lies within the batch sampler.
+    owners = blocks, getattr(blocks, "batch_sampler", None)
+    samplers = [getattr(owner, "sampler", None) for owner in owners]
     return StreamSource(
         f"{type(blocks).__name__} of blocks",
         blocks,
         lambda items: itertools.starmap(_as_block, enumerate(items)),
+        shuffled=any("Random" in type(sampler).__name__ for sampler in samplers),
         refills=not isinstance(blocks, list | tuple),
     )
 
@@ -260,7 +264,7 @@ def _as_block(number: int, item: object) -> Block:
     if not is_matrix(block.X):
         raise InputError(
             f"block {number} is {describe(item)}; each block must be (X, labels), (X, labels, "
-            "sample_weight) or X of shape (n, d). For batches by name, pass sources.from_torch(...)"
+            "sample_weight) or X of shape (n, d); take X of mappings by a generator"
         )
     return block
 

@@ -37,7 +37,6 @@ from splince_fast.sources import (
     from_dataset,
     from_npy,
     from_parquet,
-    from_torch,
 )
 from splince_fast.sources.base import StreamSource, prefetched
 
@@ -70,9 +69,9 @@ def column(values: Any) -> np.ndarray:
 
 
 def assert_same_block(found: Block, expected: Block) -> None:
-    assert isinstance(found.X, np.ndarray)
-    assert found.X.dtype == expected.X.dtype
-    np.testing.assert_array_equal(found.X, expected.X)
+    found_rows = np.asarray(found.X)
+    assert found_rows.dtype == expected.X.dtype
+    np.testing.assert_array_equal(found_rows, expected.X)
     assert set(found.labels or ()) == set(expected.labels or ())
     for name in expected.labels or ():
         np.testing.assert_array_equal(column(found.labels[name]), column(expected.labels[name]))
@@ -203,16 +202,16 @@ def torch_tensor(data: Data, _: list[tuple[int, int]], block_rows: int, __: Path
     torch = pytest.importorskip("torch", reason="torch is not installed")
     labels = {"z": torch.from_numpy(data.z), "name": data.name}
     X, weight = torch.from_numpy(data.X), torch.from_numpy(data.weight)
-    return from_torch(X, labels, sample_weight=weight, block_rows=block_rows)
+    return from_arrays(X, labels, sample_weight=weight, block_rows=block_rows)
 
 
 def torch_loader(data: Data, _: list[tuple[int, int]], block_rows: int, __: Path) -> Source:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     samples = [
-        {"e": x, "z": z, "name": name, "w": w}
+        (x, {"z": z, "name": name}, w)
         for x, z, name, w in zip(data.X, data.z, data.name.tolist(), data.weight, strict=True)
     ]
-    return from_torch(torch.utils.data.DataLoader(samples, batch_size=block_rows), **COLUMNS)
+    return as_source(torch.utils.data.DataLoader(samples, batch_size=block_rows))
 
 
 def hugging_face(streamed: bool) -> Make:
@@ -824,93 +823,44 @@ def test_what_is_no_dataset(datasets: Any) -> None:
 
 def test_tensor_is_shared_and_bfloat16_widened(torch: Any) -> None:
     X = torch.arange(12.0).reshape(6, 2)
-    for block in from_torch(X, block_rows=4):
+    for block in from_arrays(X, block_rows=4):
         assert np.shares_memory(block.X, X.numpy())
-    source = from_torch(X.to(torch.bfloat16).requires_grad_(), block_rows=4)
-    blocks = list(source)
+    blocks = list(from_arrays(X.to(torch.bfloat16).requires_grad_(), block_rows=4))
     assert [block.X.dtype for block in blocks] == [np.float32, np.float32]
     np.testing.assert_array_equal(np.concatenate([block.X for block in blocks]), X.numpy())
+    with pytest.raises(InputError, match="cannot be sliced by rows"):
+        from_arrays(X.to_sparse())
 
 
-def test_loader_of_tuples(torch: Any) -> None:
+def test_batches_of_a_loader_give_the_moments_of_the_rows(torch: Any) -> None:
     utils = torch.utils.data
-    X, z, w = torch.arange(10.0).reshape(5, 2), torch.arange(5), torch.ones(5)
-    loader = utils.DataLoader(utils.TensorDataset(X, z, w), batch_size=2)
-    source = from_torch(loader, "z", sample_weight="w")
-    blocks = list(source)
-    assert source.n_rows == 5
-    assert [block.labels["z"].tolist() for block in blocks] == [[0, 1], [2, 3], [4]]
-    assert all(block.sample_weight.tolist() == [1.0] * len(block.X) for block in blocks)
-    loader = utils.DataLoader(utils.TensorDataset(X), batch_size=2, drop_last=True)
-    assert from_torch(loader).n_rows == 4
-    assert [len(block.X) for block in from_torch(loader)] == [2, 2]
-    odd = utils.DataLoader(utils.TensorDataset(X), batch_size=2, collate_fn=lambda rows: X)
-    assert from_torch(odd).n_rows is None
-
-    class Rows(utils.IterableDataset):  # type: ignore[misc]
-        def __iter__(self) -> Iterator[Any]:
-            return iter(torch.ones(5, 2))
-
-    source = from_torch(utils.DataLoader(Rows(), batch_size=2))
-    assert source.n_rows is None
-    assert [len(block.X) for block in source] == [2, 2, 1]
+    X, z, w = torch.arange(10.0).reshape(5, 2), torch.arange(5) % 2, torch.ones(5)
+    found = Moments.from_blocks(utils.DataLoader(utils.TensorDataset(X, z, w), batch_size=2))
+    expected = Moments().update(X.numpy(), z.numpy(), sample_weight=w.numpy())
+    assert found.class_counts("concept") == expected.class_counts("concept")
+    np.testing.assert_allclose(found.covariance(), expected.covariance(), rtol=1e-14)
 
 
-def test_a_loader_that_shuffles_does_not_resume(torch: Any) -> None:
-    X = torch.ones(5, 2)
-    source = from_torch(torch.utils.data.DataLoader(X, batch_size=2, shuffle=True))
-    assert sum(len(block.X) for block in source) == 5
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_loader_that_shuffles_does_not_resume(torch: Any, batched: bool) -> None:
+    utils, X = torch.utils.data, torch.ones(6, 2)
+    options: dict[str, Any] = {"batch_size": 2}
+    if not batched:
+        X, options = X.reshape(3, 2, 2), {"batch_size": None}
+    source = as_source(utils.DataLoader(X, shuffle=True, **options))
+    assert sum(len(block.X) for block in source) == 6
     with pytest.raises(InputError, match="shuffle=False"):
         list(source.iter_from(1))
-    ordered = from_torch(torch.utils.data.DataLoader(X, batch_size=2))
-    assert len(list(ordered.iter_from(1))) == 2
-
-
-@pytest.mark.parametrize(
-    ("data", "arguments", "message"),
-    [
-        ("tuple", {}, "name the entries after X"),
-        ("tuple", {"labels": ["a", "b"]}, r"where \(X, a, b\) is expected"),
-        ("tuple", {"embedding": "e"}, "where a mapping is expected"),
-        ("empty", {}, "is a tuple of 0"),
-        ("mapping", {}, r"no key None \(of embedding="),
-        ("mapping", {"embedding": "q"}, "no key 'q'"),
-        ("mapping", {"embedding": "e", "labels": ["q"]}, "no key 'q'"),
-        ("single", {}, r"X of batch 0 has shape \(2,\)"),
-        ("tensor", {"embedding": "e"}, "data is a tensor"),
-        ("array", {}, "neither a tensor nor batches"),
-        ("tuple", {"block_rows": 2}, "batch_size"),
-        ("tuple", {"labels": np.ones(3)}, "labels= of batches is array"),
-        ("tuple", {"labels": {"z": 1}}, "labels= of batches is {"),
-        ("sparse", {}, "cannot be sliced by rows"),
-    ],
-)
-def test_refused_arguments_of_from_torch(
-    torch: Any, data: str, arguments: dict[str, Any], message: str
-) -> None:
-    X, z = torch.ones(3, 2), torch.ones(3)
-    batches = {"tuple": (X, z), "mapping": {"e": X, "z": z}, "single": X[0], "empty": ()}
-    others = {"tensor": X, "array": np.ones((3, 2)), "sparse": X.to_sparse()}
-    with pytest.raises(InputError, match=message):
-        list(from_torch(others[data] if data in others else [batches[data]], **arguments))
+    assert len(list(as_source(utils.DataLoader(X, **options)).iter_from(1))) == 2
 
 
 # --- optional dependencies -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("module", "call", "extra"),
-    [
-        ("pyarrow", lambda: from_parquet("x.parquet", embedding="e"), "parquet"),
-        ("torch", lambda: from_torch([]), "torch"),
-    ],
-)
-def test_missing_extra_is_named(
-    module: str, call: Callable[[], Source], extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=rf'pip install "splince_fast\[{extra}\]"'):
-        call()
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "splince_fast\[parquet\]"'):
+        from_parquet("x.parquet", embedding="e")
 
 
 # --- reading ahead -------------------------------------------------------------------------------
@@ -996,8 +946,7 @@ def test_an_iterator_may_refill_its_arrays() -> None:
 
 def test_batches_of_tensors_may_be_refilled(torch: Any) -> None:
     tensors = [torch.empty(4, 2), torch.empty(4, dtype=torch.int64), torch.empty(4)]
-    batches = ((X, labels["z"], weight) for X, labels, weight in refilled(tensors))
-    check_refilled(from_torch(batches, "z", sample_weight="weight"))
+    check_refilled(as_source(refilled(tensors)))
 
 
 def test_a_block_that_was_dropped_is_freed_while_the_next_is_read() -> None:
