@@ -211,14 +211,12 @@ OPTIONAL_INTS = OPTIONAL | {
     "masked objects": masked("under the mask", object),
     "list with NA": with_na,
     "pandas Int64": series("Int64"),
-    "pandas UInt8": series("UInt8"),
     "pandas array": lambda v: pd.Series(v, dtype="Int64").array,
     "pandas frame": lambda v: pd.Series(v, dtype="Int64").to_frame("column"),
     "arrow array": lambda v: pa.array(v, "int32"),
     "arrow chunks": chunked("uint16"),
     "arrow dictionary": dictionary("int64"),
     "polars Int64": polar(pl.Int64),
-    "polars UInt8": polar(pl.UInt8),
     "polars Int128": polar(pl.Int128),
 }
 OPTIONAL_STRINGS = OPTIONAL | {
@@ -251,7 +249,6 @@ OPTIONAL_FLOATS = {
     "list of NumPy scalars": without_none(np.float32),
     "list of Decimal": lambda v: [Decimal("NaN") if x is None else Decimal(x) for x in v],
     "list of Fraction": without_none(Fraction),
-    "list of rows": lambda v: [[x] for x in v],
     "objects": objects,
     **{
         f"array {dtype}": lambda v, dtype=dtype: np.array(with_nan(v), dtype)
@@ -263,7 +260,6 @@ OPTIONAL_FLOATS = {
     "tensor of bfloat16": lambda v: Tensor(np.array(with_nan(v), np.float16)),
     "pandas float64": series("float64"),
     "pandas Float64": series("Float64"),
-    "pandas Float32": series("Float32"),
     "pandas object": series(object),
     "arrow float32": chunked("float32"),
     "arrow decimal": lambda v: pa.array(without_none(Decimal)(v)),
@@ -535,9 +531,7 @@ ALL_NAN = {
 @each(ALL_MISSING)
 def test_a_column_of_classes_or_of_unknown_type_that_is_all_missing(case: Any) -> None:
     for kind in (None, "classes"):
-        encoded = encode_one(case, 2, name="z", kind=kind)
-        assert encoded.classes == ()
-        assert decoded(encoded) == NONE
+        assert decoded(encode_one(case, 2, name="z", kind=kind)) == NONE
     assert np.isnan(numbers_of(encode_one(case, 2, name="z", kind="continuous"))).all()
 
 
@@ -917,12 +911,9 @@ def test_joint_cells_beyond_what_an_integer_numbers() -> None:
     rng = np.random.default_rng(0)
     names = tuple("abcdefgh")
     columns = {name: rng.permutation(1000) for name in names}
-    with np.errstate(over="ignore"):  # control: the product formula wraps around
-        assert np.prod(np.full(8, 1000, dtype=np.int64)) != 1000**8
     encoded = encode(columns, 1000, joint=(names,))
-    assert decoded(encoded[names]) == list(
-        zip(*(c.tolist() for c in columns.values()), strict=True)
-    )
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    assert decoded(encoded[names]) == list(rows)
 
 
 def test_joint_cells_of_a_declared_but_absent_category_are_not_observed() -> None:
@@ -948,20 +939,16 @@ def test_names_survive_json_exactly(names: list[Any]) -> None:
     assert [type(name) for name in back] == [type(name) for name in names]
 
 
-@pytest.mark.parametrize("obj", ["a", {"a": 1}, None, 3, [1.0], [None], [[1, [2]]], [[]], [{}],
-                                 ["a", "a"], [[1], [1]], [True, True]])  # fmt: skip
-def test_malformed_names_are_refused(obj: Any) -> None:
+@pytest.mark.parametrize("names", [
+    [1.0], [None], [b"a"], [[1, [2]]], [[]], [{}], ["a", "a"], [[1], [1]], [True, True],
+    [np.int64(1)], [np.str_("a")], "a", {"a": 1}, None, 3,
+])  # fmt: skip
+def test_names_that_json_cannot_give_back_are_refused(names: Any) -> None:
     with pytest.raises(FileFormatError, match="name"):
-        names_from_json(obj)
-
-
-@pytest.mark.parametrize(
-    "names",
-    [(1.5,), (None,), (b"a",), (np.int64(1),), (np.str_("a"),), ((1, (2,)),), ((),), ("a", "a")],
-)
-def test_names_that_json_cannot_give_back_are_not_written(names: Any) -> None:
-    with pytest.raises(LabelError, match="name"):
-        names_to_json(names)
+        names_from_json(names)
+    if isinstance(names, list):
+        with pytest.raises(LabelError, match="name"):
+            names_to_json([tuple(n) if isinstance(n, list) else n for n in names])
 
 
 @pytest.mark.parametrize(
