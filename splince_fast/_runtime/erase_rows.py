@@ -131,8 +131,6 @@ def _check_out(out: object, rows: NDArray[np.generic], dtype: np.dtype[np.generi
         raise InputError(
             f"several entries of out share memory (strides {out.strides}); pass new memory"
         )
-    if out is rows or not np.may_share_memory(out, rows):
-        return
     same_start = out.__array_interface__["data"] == rows.__array_interface__["data"]
     if not (same_start and out.strides == rows.strides) and np.shares_memory(out, rows):
         raise InputError("out overlaps X without being the same array; pass X itself or new memory")

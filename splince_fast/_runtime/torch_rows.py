@@ -66,25 +66,12 @@ def erased_in_memory(factors: row_kernels.PackedFactors, x: Tensor) -> Tensor | 
     # Results out of range of float16 become infinite, as in torch.
     if not (is_plain(x) and x.is_cpu and x.dtype in _FLOATS):
         return None
-    x = x.detach() if x.requires_grad else x
-    if x.dtype == torch.bfloat16:  # NumPy has no bfloat16
-        converted = x.to(torch.float32, memory_format=torch.contiguous_format)
-        _erase(factors, converted.numpy(), converted.numpy())
-        return converted.to(x.dtype)
-    result = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
-    _erase(factors, x.numpy(), result.numpy())
-    return result
-
-
-def _erase(factors: row_kernels.PackedFactors, rows: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write erased rows (..., d) to `out`, a C-contiguous array."""
-    d = rows.shape[-1]
-    rows, out = rows.reshape(-1, d), out.reshape(-1, d)
-    if rows.size < 2 * _GRAIN:
-        row_kernels.apply_rows(factors, rows, out, 0, len(rows))
-    else:
-        erase = partial(row_kernels.apply_rows, factors, rows, out)
-        threads.split(erase, len(rows), grain=_GRAIN // d)
+    source = x.detach().float() if x.dtype == torch.bfloat16 else x.detach()  # unknown to NumPy
+    result = torch.empty(x.shape, dtype=source.dtype)
+    rows, out = (tensor.numpy().reshape(-1, x.shape[-1]) for tensor in (source, result))
+    erase = partial(row_kernels.apply_rows, factors, rows, out)
+    threads.split(erase, len(rows), grain=_GRAIN // x.shape[-1])
+    return result.to(x.dtype)
 
 
 def erased_by_torch(
