@@ -74,10 +74,8 @@ def encode(
 
     Raises
     ------
-    LabelError
-        A name is not a string, or a name in `kinds` or `joint` is unknown.
     LabelError, InputError, NonFiniteError
-        A column is refused by :func:`encode_one`.
+        As for :func:`encode_one`, or a name is no string, or unknown in `kinds` or `joint`.
 
     Examples
     --------
@@ -148,17 +146,12 @@ def encode_one(
     Returns
     -------
     ClassCodes or Columns
-        Class codes or numbers. If the type of the labels is unknown, because all labels are
-        missing objects such as None, ClassCodes without classes.
+        ClassCodes without classes if all labels are missing objects such as None.
 
     Raises
     ------
-    LabelError
-        The column cannot be read as classes or numbers.
-    InputError
-        The number of labels is not `n_rows`.
-    NonFiniteError
-        A number is infinite.
+    LabelError, InputError, NonFiniteError
+        The column cannot be read, does not have `n_rows` labels, or holds an infinite number.
 
     Warns
     -----

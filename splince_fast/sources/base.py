@@ -30,10 +30,8 @@ class Block(NamedTuple):
     ----------
     X : array of shape (n, d)
         Rows. They may be a view of the data of the source: do not change them.
-    labels : mapping, frame, column or None
-        Labels of n rows for each variable, in a container like that passed to the source.
-    sample_weight : array of shape (n,) or None
-        Non-negative frequencies of the rows.
+    labels, sample_weight
+        Labels and weights of n rows, in containers like those passed to the source, or None.
 
     Examples
     --------
