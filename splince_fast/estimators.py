@@ -1,8 +1,7 @@
 """scikit-learn transformers: SPLINCE, LEACE, SAL, mean projection, and the identity.
 
-The transformers accumulate moments of rows and labels, and compute an eraser by
-:mod:`splince_fast.methods`. The variables to erase are passed as the keyword argument ``concept``,
-because ``y`` in a pipeline is the task and must not silently become the concept.
+The variables to erase are the keyword argument ``concept``, because ``y`` in a pipeline is the task
+and must not silently become the concept.
 """
 
 from __future__ import annotations
@@ -17,16 +16,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from splince_fast._runtime.arguments import check_names, described_type
 from splince_fast._runtime.names import listed
-from splince_fast._runtime.rows import (
-    SparseRows,
-    as_weights,
-    check_values,
-    is_sparse,
-)
+from splince_fast._runtime.rows import SparseRows, check_values, is_sparse
 from splince_fast._solve.options import OPTIONS, Options, check_moment_options
 from splince_fast._solve.selection import Selection
-from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
-from splince_fast.labels.containers import check_index
+from splince_fast.exceptions import InputError, LabelError
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.moments import name_features
@@ -34,13 +27,18 @@ from splince_fast.moments.scatters import subsample_for
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 from splince_fast.sources import from_arrays
-from splince_fast.sources._arrays import check_length
-from splince_fast.transformer import CheckedEstimator, ErasingTransformer, columns_by_name
+from splince_fast.transformer import (
+    CheckedEstimator,
+    ErasingTransformer,
+    columns_by_name,
+    read_weights,
+)
 
 __all__ = ["LEACE", "SAL", "SPLINCE", "Identity", "MeanProjection"]
 
 Keep: TypeAlias = Selection | ArrayLike | None
-_NO_WEIGHT = "every sample_weight is zero, so that no row is left; give some rows a positive weight"
+# Parameters of the accumulation, which `from_moments` cannot change.
+_ACCUMULATION = ("kinds", "subsample", "covariance_type")
 
 
 class _Eraser(ErasingTransformer):
@@ -82,25 +80,20 @@ class _Eraser(ErasingTransformer):
     ) -> Self:
         """Fit to all rows at once, and discard any earlier fit.
 
-        The report describes the fitted rows. With ``shrinkage="cv"``, which chooses the intensity
-        on two folds, it includes the effect on held-out rows.
-
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features); sparse for "diag"
-            At least two rows. `fit` reads X once, and `passes` more times, without copying or
-            changing it.
+            At least two rows, which are read once, and `passes` more times, without a copy.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
-            Task, whose covariance with X SPLINCE keeps; the other estimators ignore y. With
-            ``concept_from="y"``, y is the concept and no variable is kept.
+            Task, whose covariance with X SPLINCE keeps; the other estimators ignore y.
         concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
-            Variables to erase; the variables of a mapping or frame are erased jointly. Rows with a
-            missing label (None or NaN) still count in the statistics of X.
+            Variables to erase jointly. Rows with a missing label (None or NaN) still count in the
+            statistics of X. Cross-validation slices arrays and frames, but not mappings.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
         groups : array-like of shape (n_samples,), optional
-            For ``shrinkage="cv"``: rows of one group are in the same fold; by default, a hash of
-            the position of a row determines its fold.
+            For ``shrinkage="cv"``, which reports the effect on held-out rows, too: rows of one
+            group are in the same fold; by default, a hash of its position assigns each row.
 
         Returns
         -------
@@ -110,14 +103,13 @@ class _Eraser(ErasingTransformer):
         Raises
         ------
         InputError, NonFiniteError, LabelError
-            The data, labels or parameters are invalid; other errors are those of
-            :func:`splince_fast.splince`.
+            The data, labels or parameters are invalid; other errors are those of the method.
         """
         with self._restored_on_error():
             self.__dict__.pop("moments_", None)
             self._check_parameters(groups)
-            check_index(X, groups, "groups")
-            rows, erased, kept = self._read(X, y, concept, sample_weight, min_rows=2)
+            rows, erased, kept = self._read(X, y, concept, 2, sample_weight, groups)
+            weight = read_weights(sample_weight, rows.shape[0])
             parameters, labels = self._begin_fit(erased, kept), erased | kept
             choose = self.shrinkage == "cv"  # on folds
             if self.subsample != 1:
@@ -125,23 +117,17 @@ class _Eraser(ErasingTransformer):
                 parameters["subsample"] = subsample_for(self.subsample, n, d, "X", 1 + choose)
             moments: Moments | Folds
             if choose:
-                name = None
-                if groups is not None:
-                    check_length(groups, len(rows), "groups", "X")
-                    name = "groups"
-                    while name in labels:  # the groups need a name that no variable has
-                        name += "_"
-                    labels = labels | {name: groups}
-                moments = Folds(2, groups=name, **parameters)
+                name = "groups"
+                while name in labels:  # the groups need a name that no variable has
+                    name += "_"
+                labels = labels if groups is None else labels | {name: groups}
+                moments = Folds(2, groups=None if groups is None else name, **parameters)
             else:
                 moments = Moments(**parameters)
-            moments.update(rows, labels, sample_weight=sample_weight)
+            moments.update(rows, labels, sample_weight=weight)
             name_features(moments, self._column_names)
-            if not moments.n_rows:
-                raise NotEnoughDataError(_NO_WEIGHT)
             refine = {}
             if self.passes:
-                weight = None if sample_weight is None else as_weights(sample_weight, rows.shape[0])
                 source = from_arrays(rows, sample_weight=weight)
                 refine = {"refine": source, "passes": self.passes}
             self._projection = self._eraser_of(moments, **refine)
@@ -153,8 +139,7 @@ class _Eraser(ErasingTransformer):
     ) -> Self:
         """Add a block of rows of any size; any split into blocks gives the eraser of one ``fit``.
 
-        The projection is computed on its first use after this call, and raises the errors that
-        depend on all rows. All other errors are those of :meth:`fit`.
+        Errors that depend on all rows come when the projection is first used after this call.
 
         Parameters
         ----------
@@ -179,9 +164,9 @@ class _Eraser(ErasingTransformer):
                 )
             self._check_parameters()
             self._check_incremental()
-            rows, erased, kept = self._read(X, y, concept, sample_weight, min_rows=0)
+            rows, erased, kept = self._read(X, y, concept, 0, sample_weight)
             if self.__sklearn_is_fitted__():
-                self._check_variables(list(erased), list(kept))
+                self._check_variables(erased, kept)
             else:
                 self.moments_ = Moments(**self._begin_fit(erased, kept))
             self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
@@ -190,13 +175,10 @@ class _Eraser(ErasingTransformer):
         return self
 
     def _read(
-        self, X: object, y: object, concept: object, sample_weight: object, *, min_rows: int
-    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        self, X: object, y: object, concept: object, min_rows: int, weight: object,
+        groups: object = None,
+    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:  # fmt: skip
         """Return the validated rows, the variables to erase and the variables to keep, by name."""
-        first = not self.__sklearn_is_fitted__()
-        check_index(X, y, "y")
-        check_index(X, concept, "concept")
-        check_index(X, sample_weight, "sample_weight")
         erased, kept = self._concept_columns(y, concept), {}
         if self._keeps_task and self.concept_from != "y":
             if y is None:
@@ -207,18 +189,20 @@ class _Eraser(ErasingTransformer):
                     f"the concept and y both hold a variable {min(shared, key=str)!r}; rename one, "
                     "or leave it out of y if it is to be erased"
                 )
-        return self._rows(X, reset=first, min_rows=min_rows), erased, kept
+        rows = self._rows(
+            X, reset=not self.__sklearn_is_fitted__(), min_rows=min_rows, y=y, concept=concept,
+            sample_weight=weight, groups=groups,
+        )  # fmt: skip
+        return rows, erased, kept
 
     def _begin_fit(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
         """Store the names of the variables of a new fit; return the arguments of its Moments."""
-        kinds = self.kinds
+        parameters = {name: getattr(self, name) for name in _ACCUMULATION}
         if self._concept_kind is not None:
-            kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
+            parameters["kinds"] = dict.fromkeys(erased, self._concept_kind) | dict(self.kinds or {})
         self.erased_, self.kept_ = list(erased), list(kept) or None
         self._extendable = True
-        return {
-            "kinds": kinds, "subsample": self.subsample, "covariance_type": self.covariance_type
-        }  # fmt: skip
+        return parameters
 
     def _check_parameters(self, groups: ArrayLike | None = None) -> None:
         """Raise InputError for invalid parameters, before any row is read."""
@@ -244,16 +228,15 @@ class _Eraser(ErasingTransformer):
             if is_given:
                 raise InputError(f"{name}={getattr(self, name)!r} {text}")
 
-    def _check_variables(self, erased: list[str], kept: list[str]) -> None:
+    def _check_variables(self, erased: dict[str, Any], kept: dict[str, Any]) -> None:
         """Raise LabelError unless the variables have the same names as in earlier blocks."""
         roles = ("erase", self.erased_, erased), ("keep", self.kept_ or [], kept)
-        for role, *variables in roles:
-            before, now = (sorted(names, key=str) for names in variables)
-            if before != now:
+        for role, before, now in roles:
+            if set(before) != set(now):
+                old, new = (listed(sorted(n, key=str)) or "nothing" for n in (before, now))
                 raise LabelError(
-                    f"{type(self).__name__} was fitted to {role} {listed(before) or 'nothing'}, "
-                    f"and now gets {listed(now) or 'nothing'}; pass the same variables under the "
-                    "same names"
+                    f"{type(self).__name__} was fitted to {role} {old}, and now gets {new}; pass "
+                    "the same variables under the same names"
                 )
 
     @classmethod
@@ -276,14 +259,12 @@ class _Eraser(ErasingTransformer):
         Returns
         -------
         object
-            Fitted estimator. To add rows, update the moments and call `from_moments` again.
+            Fitted estimator, without :meth:`partial_fit`: update the moments instead.
 
         Raises
         ------
         InputError
-            `keep` is missing for SPLINCE, or passed to an estimator that keeps no variable.
-        SplinceError
-            As in :meth:`fit`.
+            `keep` is missing for SPLINCE, or passed to another; other errors are those of `fit`.
 
         Examples
         --------
@@ -303,9 +284,8 @@ class _Eraser(ErasingTransformer):
         estimator = cls(**params)
         estimator._check_parameters()
         estimator._check_incremental()
-        accumulation = {"kinds": None, "subsample": 1, "covariance_type": "full"}
-        for name, default in accumulation.items():
-            if getattr(estimator, name) != default:
+        for name in _ACCUMULATION:
+            if getattr(estimator, name) != getattr(cls, name):  # the default
                 raise InputError(
                     f"{name} determines how moments are accumulated; pass {name} to Moments"
                 )
@@ -374,8 +354,8 @@ class SPLINCE(_Eraser):
         As in :class:`Moments`. A single column is the variable "concept" or "task", even if the
         column has a name; columns of mappings and frames keep their names.
     concept_from : {None, "y"}
-        With "y", the argument y of ``fit`` is the concept. Then no variable is kept, the map is
-        that of LEACE, and ``report_.method`` is "LEACE".
+        With "y", the argument y of ``fit`` is the concept, no variable is kept, and the map is
+        that of LEACE, as ``report_.method`` says.
 
     Attributes
     ----------
@@ -388,15 +368,6 @@ class SPLINCE(_Eraser):
         Number of fitted rows with positive weight, and number of features.
     feature_names_in_ : ndarray of str, shape (n_features_in_,)
         Names of the features, if X was a frame.
-
-    See Also
-    --------
-    LEACE : Erase without keeping a task.
-
-    Notes
-    -----
-    scikit-learn's cross-validation slices arrays and frames, but not mappings: pass several
-    concepts as a frame.
 
     References
     ----------
@@ -443,16 +414,7 @@ class LEACE(_Eraser):
     Parameters
     ----------
     null_space, shrinkage, rank_tol, solver, subsample, covariance_type, passes, kinds, concept_from
-        As for :class:`SPLINCE`.
-
-    Attributes
-    ----------
-    projection_, moments_, report_, erased_, n_samples_seen_, n_features_in_, feature_names_in_
-        As for :class:`SPLINCE`.
-
-    See Also
-    --------
-    SPLINCE : Erase and keep a task.
+        As for :class:`SPLINCE`, as are the attributes.
 
     References
     ----------
@@ -495,12 +457,7 @@ class SAL(_Eraser):
     Parameters
     ----------
     rank_tol, subsample, covariance_type, kinds, concept_from
-        As for :class:`SPLINCE`.
-
-    Attributes
-    ----------
-    projection_, moments_, report_, erased_, n_samples_seen_, n_features_in_, feature_names_in_
-        As for :class:`SPLINCE`.
+        As for :class:`SPLINCE`, as are the attributes.
 
     References
     ----------
@@ -536,12 +493,7 @@ class MeanProjection(SAL):
     Parameters
     ----------
     rank_tol, subsample, covariance_type, kinds, concept_from
-        As for :class:`SPLINCE`.
-
-    Attributes
-    ----------
-    projection_, moments_, report_, erased_, n_samples_seen_, n_features_in_, feature_names_in_
-        As for :class:`SPLINCE`.
+        As for :class:`SPLINCE`, as are the attributes.
 
     References
     ----------
@@ -569,11 +521,6 @@ class Identity(CheckedEstimator):
     """Return rows unchanged: the baseline in a search over erasers.
 
     scikit-learn's ``"passthrough"`` cannot replace it, because it accepts no `concept`.
-
-    Attributes
-    ----------
-    n_features_in_, feature_names_in_
-        As for :class:`SPLINCE`.
 
     Examples
     --------
@@ -616,9 +563,7 @@ class Identity(CheckedEstimator):
         """
         with self._restored_on_error():
             rows = self._checked(X, reset=True, min_rows=1)
-            weight = as_weights(sample_weight, rows.shape[0])
-            if weight is not None and not weight.any():
-                raise NotEnoughDataError(_NO_WEIGHT)
+            read_weights(sample_weight, rows.shape[0])
         return self
 
     def transform(self, X: object) -> Any:

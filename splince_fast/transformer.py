@@ -17,6 +17,7 @@ from splince_fast._runtime.erase_rows import result_dtype
 from splince_fast._runtime.memory import total_memory
 from splince_fast._runtime.rows import (
     as_numbers,
+    as_weights,
     check_values,
     checked_names,
     column_names,
@@ -25,8 +26,8 @@ from splince_fast._runtime.rows import (
     name_columns,
     refuse_lazy,
 )
-from splince_fast.exceptions import InputError, NonFiniteError
-from splince_fast.labels.containers import variables_of
+from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughDataError
+from splince_fast.labels.containers import check_index, variables_of
 from splince_fast.projection import Projection
 
 
@@ -47,9 +48,12 @@ class CheckedEstimator(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
     def _accepts_sparse(self) -> bool:
         return False
 
-    def _rows(self, X: object, *, reset: bool, min_rows: int) -> Any:
+    def _rows(self, X: object, *, reset: bool, min_rows: int, **columns: object) -> Any:
         """Return X as an array or CSR matrix, without a copy if possible."""
         refuse_lazy(X, "X")
+        if hasattr(X, "index"):  # labels and weights belong to rows by position
+            for role, column in columns.items():
+                check_index(X, column, role)
         names = column_names(X)
         if isinstance(X, np.ndarray) or hasattr(X, "to_numpy"):
             X = _stack_vectors(X)
@@ -70,16 +74,14 @@ class CheckedEstimator(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
             as_numbers(X)
         first = reset or not hasattr(self, "_column_names")
         earlier = None if first else self._column_names
-        columns = checked_names(X, rows.shape[1], earlier, first=first)
+        names_now = checked_names(X, rows.shape[1], earlier, first=first)
         if reset:
-            self._column_names = columns
+            self._column_names = names_now
         return rows
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Restore all attributes if the body of the `with` statement raises any exception."""
-        # KeyboardInterrupt is included. In the text of a NonFiniteError, the names of the features
-        # replace their numbers.
+        """Restore all attributes after any exception; name the features of a NonFiniteError."""
         before = self.__dict__.copy()
         try:
             yield
@@ -94,13 +96,6 @@ class CheckedEstimator(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         tags.input_tags.sparse = self._accepts_sparse
         tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
         return tags
-
-    def _refuse_missing_y(self, reason: str) -> NoReturn:
-        """Raise the error for a missing y, with the text that `check_estimator` expects."""
-        raise InputError(
-            f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
-            f"None: {reason}"
-        )
 
 
 class ErasingTransformer(CheckedEstimator):
@@ -131,6 +126,13 @@ class ErasingTransformer(CheckedEstimator):
                 "y is the concept"
             )
         return columns_by_name(concept, "concept")
+
+    def _refuse_missing_y(self, reason: str) -> NoReturn:
+        # The text is that which `check_estimator` expects.
+        raise InputError(
+            f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
+            f"None: {reason}"
+        )
 
     def _check_concept_from(self) -> None:
         if self.concept_from not in (None, "y"):
@@ -231,3 +233,13 @@ def columns_by_name(labels: object, role: str) -> dict[str, Any]:
     if not columns:
         raise InputError(f"the {role} holds no variable; pass at least one column")
     return {name: nw.to_native(column, pass_through=True) for name, column in columns.items()}
+
+
+def read_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None:
+    """Return the weights as float64, None for None; raise NotEnoughDataError if all are zero."""
+    weight = as_weights(sample_weight, n_rows)
+    if weight is not None and not weight.any():
+        raise NotEnoughDataError(
+            "every sample_weight is zero, so that no row is left; give some rows a positive weight"
+        )
+    return weight

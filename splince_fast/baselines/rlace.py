@@ -11,17 +11,12 @@ from scipy.special import expit, softmax
 from sklearn.metrics import log_loss
 
 from splince_fast._runtime.progress import Progress
-from splince_fast.baselines.inputs import (
-    ClassRows,
-    Float,
-    Index,
-    RandomState,
-    check_count,
-    check_number,
-)
 from splince_fast.baselines.iterative import (
+    ClassRows,
     ErasureData,
     ErasureRun,
+    Float,
+    Index,
     IterativeEraser,
     fit_probe,
     orthonormal_basis,
@@ -48,6 +43,8 @@ class RLACE(IterativeEraser):
 
     Parameters
     ----------
+    alpha, validation_share, concept_from, random_state, progress
+        As for :class:`INLP`; `random_state` draws the initial P and predictor and the batches, too.
     rank : int
         Number of dimensions to remove.
     step_size : float
@@ -64,8 +61,6 @@ class RLACE(IterativeEraser):
     patience : int, optional
         The fit stops after `patience` successive probes without a larger log-loss. With None, it
         does not stop for this reason.
-    alpha, validation_share, concept_from, random_state, progress
-        As for :class:`INLP`; `random_state` draws the initial P and predictor and the batches, too.
 
     Attributes
     ----------
@@ -98,24 +93,6 @@ class RLACE(IterativeEraser):
     check_every: int = 1000
     tol: float = 0.0015
     patience: int | None = 10
-    alpha: float = 1e-4
-    validation_share: float = 0.2
-    concept_from: str | None = None
-    random_state: RandomState = None
-    progress: bool | None = None
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_number(self.step_size, "step_size", 0.0)
-        check_number(self.alpha, "alpha", 0.0)
-        check_number(self.tol, "tol", 0.0, strict=False)
-        check_number(self.weight_decay, "weight_decay", 0.0, strict=False)
-        check_number(self.momentum, "momentum", 0.0, strict=False)
-        if self.momentum >= 1:
-            raise InputError(f"momentum is {self.momentum}; it must be below 1")
-        counts = ["rank", "batch_size", "max_steps", "check_every"]
-        for name in counts if self.patience is None else [*counts, "patience"]:
-            check_count(getattr(self, name), name)
 
     def _erase(self, data: ErasureData) -> ErasureRun:
         d, n_classes = data.train.rows.shape[1], len(self.classes_)

@@ -60,10 +60,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "compare, concepts": lambda z: ev.compare(X, task=TASK, concept=(TASK[::-1], z), **BRIEF),
     "RLACE": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=z),
     "RLACE, mapping": lambda z: baselines.RLACE(max_steps=1).fit(X, concept={"z": z}),
-    "task of INLP": lambda z: baselines.INLP(by_task=True, random_state=0).fit(
-        X, mask_of(z), concept=Z.to_numpy()
-    ),
-    "validation": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=TASK, validation=(X, z)),
     "mask of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
         X, concept=TASK, validation=mask_of(z)
     ),
