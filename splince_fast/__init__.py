@@ -16,7 +16,7 @@ from splince_fast.exceptions import SplinceError, SplinceWarning
 
 if TYPE_CHECKING:
     from splince_fast import baselines, evaluation, nn, sources
-    from splince_fast.conditional import ConditionalEraser, Eraser, load_eraser
+    from splince_fast.conditional import ConditionalEraser, load_eraser
     from splince_fast.config import show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from splince_fast.methods.quick import cross_report, erase
     from splince_fast.methods.repair import repair
     from splince_fast.moments import Folds, Moments
-    from splince_fast.projection import Projection
+    from splince_fast.projection import Eraser, Projection
     from splince_fast.report import Report
     from splince_fast.strength import concept_strength
 
-__version__ = library_version()
+    __version__: str
 
 __all__ = [
     "LEACE",
@@ -65,36 +65,26 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # Imports of NumPy, SciPy and scikit-learn would slow down `import splince_fast`.
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            "Moments": "moments",
-            "Projection": "projection",
-            "Report": "report",
-            "Eraser": "conditional",
-            "ConditionalEraser": "conditional",
-            "oracle": "methods.oracle",
-            "load_eraser": "conditional",
-            "erase": "methods.quick",
-            "splince": "methods",
-            "quadratic": "methods.quadratic",
-            "leace": "methods",
-            "sal": "methods",
-            "mean_projection": "methods",
-            "repair": "methods.repair",
-            "SPLINCE": "estimators",
-            "LEACE": "estimators",
-            "SAL": "estimators",
-            "MeanProjection": "estimators",
-            "Identity": "estimators",
-            "Folds": "moments",
-            "concept_strength": "strength",
-            "cross_report": "methods.quick",
-            "show_config": "config",
-            "sources": "sources",
-            "nn": "nn",
-            "evaluation": "evaluation",
-            "baselines": "baselines",
-        },
+    # Imports of NumPy, SciPy and scikit-learn would slow down `import splince_fast`, and so would
+    # the reading of the version.
+    _NAMES = {
+        "conditional": ("ConditionalEraser", "load_eraser"),
+        "config": ("show_config",),
+        "estimators": ("LEACE", "SAL", "SPLINCE", "Identity", "MeanProjection"),
+        "methods": ("leace", "mean_projection", "sal", "splince"),
+        "methods.oracle": ("oracle",),
+        "methods.quadratic": ("quadratic",),
+        "methods.quick": ("cross_report", "erase"),
+        "methods.repair": ("repair",),
+        "moments": ("Folds", "Moments"),
+        "projection": ("Eraser", "Projection"),
+        "report": ("Report",),
+        "strength": ("concept_strength",),
+        **{name: (name,) for name in ("baselines", "evaluation", "nn", "sources")},
+    }
+    _get, __dir__ = lazy_names(
+        __name__, {name: module for module, names in _NAMES.items() for name in names}
     )
+
+    def __getattr__(name):
+        return library_version() if name == "__version__" else _get(name)

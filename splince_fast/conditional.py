@@ -1,11 +1,11 @@
-"""Erasers that need labels: shifts of the rows, then a projection; the protocol of all erasers."""
+"""Erasers that need labels: shifts of the rows, then a projection; files of any eraser."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from splince_fast._runtime.rows import is_tensor, torch_to_numpy
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
 from splince_fast.labels.containers import check_index, map_labels, take_positions, variables_of
-from splince_fast.projection import Projection, SavedEraser, from_record, read_report, to_record
+from splince_fast.projection import Eraser, Projection, from_record, read_report, to_record
 
 if TYPE_CHECKING:
     from splince_fast.report import Report
@@ -34,56 +34,6 @@ NEEDS_LABELS = (
 )
 # Rows are mapped in float64, in pieces of this size, so that a call takes little memory.
 _PIECE_BYTES = 1 << 24
-
-
-@runtime_checkable
-class Eraser(Protocol):
-    """Protocol of concept erasers: :class:`Projection`, or a map that also takes labels.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import splince_fast as sf
-    >>> axis = np.eye(3)[:, :1]
-    >>> isinstance(sf.Projection(axis, axis, np.zeros(3)), sf.Eraser)
-    True
-    """
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether the map needs the labels of the concept for every row."""
-
-    @property
-    def n_features(self) -> int:
-        """Width d of the rows."""
-
-    @property
-    def method(self) -> str:
-        """Name of the method that computed the eraser."""
-
-    @property
-    def report(self) -> Report | None:
-        """Report of the fit; None without a report."""
-
-    def __call__(
-        self,
-        X: object,
-        labels: object = None,
-        *,
-        mask: object = None,
-        out: object = None,
-        progress: bool | None = None,
-    ) -> Any:
-        """Return the erased rows of X; parameters and result are those of :class:`Projection`."""
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the eraser to a safetensors file.
-
-        Parameters
-        ----------
-        path : path
-            Path of the file.
-        """
 
 
 class Shift(NamedTuple):
@@ -140,7 +90,7 @@ class Shift(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ConditionalEraser(SavedEraser):
+class ConditionalEraser(Eraser):
     """Map r(x, z) = B(x - shift(z)) of rows x with labels z, where B is a :class:`Projection`.
 
     With `maps`, a matrix A_c is also applied to the rows of class c, and r(x, z) is

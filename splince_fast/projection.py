@@ -28,11 +28,49 @@ _EPS = float(np.finfo(np.float64).eps)
 _IDEMPOTENT = 1e-6
 
 
-class SavedEraser:
-    """Base of erasers, which are saved as safetensors files."""
+class Eraser:
+    """Base class of concept erasers: :class:`Projection`, or a map that also takes labels.
 
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> axis = np.eye(3)[:, :1]
+    >>> isinstance(sf.Projection(axis, axis, np.zeros(3)), sf.Eraser)
+    True
+    """
+
+    #: Whether the map needs the labels of the concept for every row.
+    needs_labels: ClassVar[bool]
     _KIND: ClassVar[str]
     __array_ufunc__ = None  # makes array @ eraser raise TypeError
+
+    @property
+    def n_features(self) -> int:
+        """Width d of the rows."""
+        raise NotImplementedError
+
+    @property
+    def method(self) -> str:
+        """Name of the method that computed the eraser."""
+        raise NotImplementedError
+
+    @property
+    def report(self) -> Report | None:
+        """Report of the fit: erased and kept variables, and cost; None without a report."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        X: Any,
+        labels: Any = None,
+        *,
+        mask: Any = None,
+        out: Any = None,
+        progress: bool | None = None,
+    ) -> Any:
+        """Return the erased rows of X; parameters and result are those of :class:`Projection`."""
+        raise NotImplementedError
 
     def _to_record(self) -> files.Record:
         raise NotImplementedError
@@ -73,7 +111,7 @@ class SavedEraser:
             return cls._from_record(tensors, metadata)
 
 
-class Projection(SavedEraser):
+class Projection(Eraser):
     """Affine map r(x) = mean + P (x - mean), where I - P = left right^T has low rank.
 
     The object is immutable, and returned by :func:`splince_fast.splince` and the other methods. For

@@ -14,7 +14,6 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from splince_fast._runtime.erase_rows import result_dtype
-from splince_fast._runtime.memory import total_memory
 from splince_fast._runtime.rows import (
     as_numbers,
     as_weights,
@@ -172,13 +171,14 @@ class ErasingTransformer(CheckedEstimator):
         -------
         ndarray of shape (n_samples, n_features)
             Erased rows in the dtype of X if X is floating, otherwise in float64; a frame after
-            ``set_output(transform="pandas")`` or ``"polars"``. Sparse rows give a dense array.
+            ``set_output(transform="pandas")`` or ``"polars"``. Sparse rows give a dense array: pass
+            few at a time, or use ``projection_.fold_into(weight, bias)`` for a layer that follows.
 
         Raises
         ------
         NotFittedError, InputError, NonFiniteError
-            The estimator is not fitted; X has other features than the fitted rows, or contains NaN
-            or infinity; or X is sparse and the dense result exceeds the memory of the machine.
+            The estimator is not fitted; or X has other features than the fitted rows, or contains
+            NaN or infinity.
         """
         check_is_fitted(self)
         if hasattr(X, "map_blocks"):  # X is a dask array
@@ -186,7 +186,7 @@ class ErasingTransformer(CheckedEstimator):
         rows = self._rows(X, reset=False, min_rows=0)
         projection = self.projection_
         if is_sparse(rows):
-            rows = _as_dense(rows)
+            rows = rows.astype(result_dtype(rows.dtype), copy=False).toarray()
             clean = projection(rows, out=rows)
         else:
             clean = projection(rows)
@@ -201,19 +201,6 @@ class ErasingTransformer(CheckedEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.required = self._keeps_task or self.concept_from == "y"
         return tags
-
-
-def _as_dense(rows: Any) -> NDArray[Any]:
-    """Return sparse rows as a new dense array in the dtype of the erased rows."""
-    dtype = result_dtype(rows.dtype)
-    size, memory = rows.shape[0] * rows.shape[1] * dtype.itemsize, total_memory()
-    if memory is not None and size > memory:
-        raise InputError(
-            f"erased rows are dense and take {size / 2**30:,.1f} GiB of {memory / 2**30:,.1f}; "
-            "transform fewer rows at a time, or merge the map into a linear layer that follows, by "
-            "projection_.fold_into(weight, bias)"
-        )
-    return np.asarray(rows.astype(dtype, copy=False).toarray())
 
 
 def _stack_vectors(X: Any) -> Any:
