@@ -398,14 +398,7 @@ def load_eraser(path: str | os.PathLike[str]) -> Eraser:
     Returns
     -------
     Eraser
-        Eraser of the class that was saved.
-
-    Raises
-    ------
-    FileFormatError
-        The file holds no eraser, or is damaged.
-    FileNotFoundError
-        The file does not exist.
+        Eraser of the class that was saved; errors are those of :meth:`Projection.load`.
 
     Examples
     --------

@@ -344,15 +344,14 @@ class SPLINCE(_Eraser):
     max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, strength
         Options of :func:`splince_fast.splince`; ``shrinkage="cv"`` is possible in `fit` only.
     subsample : float in (0, 1] or "auto"
-        As in :class:`Moments`. "auto" takes the smallest sample for which the expected distortion
-        exceeds the minimum by at most about 5 percent.
+        As in :class:`Moments`; "auto" takes the smallest sample whose distortion is expected to
+        exceed the minimum by at most about 5 percent.
     covariance_type : {"full", "diag"}
         As in :class:`Moments`; for "diag", X may be sparse.
     passes : int
         Number of extra passes of `fit` over X, which reduce the distortion; needs "diag".
     kinds : mapping of str to {"classes", "continuous"}, optional
-        As in :class:`Moments`. A single column is the variable "concept" or "task", even if the
-        column has a name; columns of mappings and frames keep their names.
+        As in :class:`Moments`; a single column is the variable "concept" or "task".
     concept_from : {None, "y"}
         With "y", the argument y of ``fit`` is the concept, no variable is kept, and the map is
         that of LEACE, as ``report_.method`` says.
@@ -360,10 +359,9 @@ class SPLINCE(_Eraser):
     Attributes
     ----------
     projection_, moments_, report_ : Projection, Moments, Report
-        Fitted map, moments of the fitted rows and labels, and report of the map.
+        Fitted map, moments of the fitted rows, and report of the map.
     erased_, kept_ : list of str
-        Names of the erased and kept variables; after :meth:`from_moments`, its arguments `erase`
-        and `keep`.
+        Names of the erased and kept variables, or the arguments of :meth:`from_moments`.
     n_samples_seen_, n_features_in_ : int
         Number of fitted rows with positive weight, and number of features.
     feature_names_in_ : ndarray of str, shape (n_features_in_,)
@@ -409,17 +407,12 @@ class SPLINCE(_Eraser):
 class LEACE(_Eraser):
     """Erase a concept, changing X as little as possible (least-squares concept erasure).
 
-    ``fit(X, concept=z)``; y is ignored. See :func:`splince_fast.leace`.
+    ``fit(X, concept=z)``; y is ignored. See :func:`splince_fast.leace`, also for the reference.
 
     Parameters
     ----------
     null_space, shrinkage, rank_tol, solver, subsample, covariance_type, passes, kinds, concept_from
         As for :class:`SPLINCE`, as are the attributes.
-
-    References
-    ----------
-    N. Belrose, D. Schneider-Joseph, S. Ravfogel, R. Cotterell, E. Raff, S. Biderman, "LEACE:
-    Perfect linear concept erasure in closed form", NeurIPS 2023.
 
     Examples
     --------
@@ -459,11 +452,6 @@ class SAL(_Eraser):
     rank_tol, subsample, covariance_type, kinds, concept_from
         As for :class:`SPLINCE`, as are the attributes.
 
-    References
-    ----------
-    S. Shao, Y. Ziser, S. Cohen, "Gold doesn't always glitter: Spectral removal of linear and
-    nonlinear guarded attribute information", EACL 2023.
-
     Examples
     --------
     >>> import numpy as np
@@ -494,12 +482,6 @@ class MeanProjection(SAL):
     ----------
     rank_tol, subsample, covariance_type, kinds, concept_from
         As for :class:`SPLINCE`, as are the attributes.
-
-    References
-    ----------
-    P. Haghighatkhah, A. Fokkens, P. Sommerauer, B. Speckmann, K. Verbeek, "Better hit the nail
-    on the head than beat around the bush: Removing protected attributes with a single
-    projection", EMNLP 2022.
 
     Examples
     --------

@@ -163,14 +163,12 @@ class _Predictor:
     """Linear predictor of the game: logistic for two classes, softmax for more."""
 
     def __init__(self, d: int, n_classes: int, options: RLACE, rng: np.random.Generator) -> None:
-        self.binary = n_classes == 2
+        self.binary, self.options = n_classes == 2, options
         n_outputs = 1 if self.binary else n_classes
         self.weights: Float = 0.1 / np.sqrt(d) * rng.normal(size=(n_outputs, d))
         self.bias: Float = np.zeros(n_outputs)
         self.indicators: Float = np.arange(2.0)[:, None] if self.binary else np.eye(n_classes)
-        self.velocity: Float = np.zeros_like(self.weights)
-        self.bias_velocity: Float = np.zeros_like(self.bias)
-        self.options = options
+        self.velocity: tuple[Float | float, Float | float] = 0.0, 0.0
 
     def errors(self, erased: Float, codes: Index) -> Float:
         """Return the derivative of the mean log-loss by the scores; (n, 1) for two classes."""
@@ -180,23 +178,21 @@ class _Predictor:
 
     def step(self, erased: Float, codes: Index) -> None:
         error, options = self.errors(erased, codes), self.options
-        gradient = error.T @ erased + options.weight_decay * self.weights
-        self.velocity = options.momentum * self.velocity + gradient
-        self.bias_velocity = options.momentum * self.bias_velocity + error.sum(axis=0)
-        self.weights = self.weights - options.step_size * self.velocity
-        self.bias = self.bias - options.step_size * self.bias_velocity
+        gradients = error.T @ erased + options.weight_decay * self.weights, error.sum(axis=0)
+        weights, bias = self.velocity = (
+            options.momentum * self.velocity[0] + gradients[0],
+            options.momentum * self.velocity[1] + gradients[1],
+        )
+        self.weights = self.weights - options.step_size * weights
+        self.bias = self.bias - options.step_size * bias
 
 
 def _batches(
     train: ClassRows, size: int, rng: np.random.Generator
 ) -> Iterator[tuple[Float, Index]]:
     """Yield random batches endlessly, with rows drawn in proportion to the row weights."""
-    equal_weights = bool((train.weight == train.weight[0]).all())
     cumulative = np.cumsum(train.weight)
     while True:
-        if equal_weights:
-            index = rng.integers(len(train), size=size)
-        else:
-            draws = rng.random(size) * cumulative[-1]
-            index = np.minimum(np.searchsorted(cumulative, draws, side="right"), len(train) - 1)
+        draws = rng.random(size) * cumulative[-1]
+        index = np.minimum(np.searchsorted(cumulative, draws, side="right"), len(train) - 1)
         yield train.rows[index], train.codes[index]
