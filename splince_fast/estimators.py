@@ -265,15 +265,6 @@ class _Eraser(ErasingTransformer):
         ------
         InputError
             `keep` is missing for SPLINCE, or passed to another; other errors are those of `fit`.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> z, X = np.arange(20) % 2, np.random.default_rng(0).normal(size=(20, 5))
-        >>> moments = sf.Moments().update(X, {"z": z})
-        >>> sf.LEACE.from_moments(moments, erase="z").transform(X).shape
-        (20, 5)
         """
         if not isinstance(moments, Moments):
             raise InputError(

@@ -354,16 +354,6 @@ class Projection(Eraser):
         InputError
             X has the wrong width or columns, `mask` or `out` does not match X, or a result exceeds
             the range of float16.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> axis = np.eye(3)[:, :1]
-        >>> eraser = sf.Projection(axis, axis, np.zeros(3))
-        >>> tokens = np.ones((2, 4, 3))
-        >>> eraser(tokens, mask=np.arange(4) < [[4], [2]])[1, :, 0]
-        array([0., 0., 1., 1.])
         """
         if type(X) is not np.ndarray:
             if is_tensor(X):
@@ -488,19 +478,6 @@ class Projection(Eraser):
         ------
         InputError
             `alpha` is not a number between 0 and 1.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> rng = np.random.default_rng(0)
-        >>> z = rng.integers(0, 2, size=500)
-        >>> X = rng.normal(size=(500, 4)) + z[:, None]
-        >>> clean, eraser = sf.erase(X, concept=z)
-        >>> bool(np.allclose(eraser.scaled(0.5)(X), (X + clean) / 2))
-        True
-        >>> eraser.scaled(0.5).report.alpha
-        0.5
         """
         if not is_number(alpha) or not 0 <= alpha <= 1:
             raise InputError(

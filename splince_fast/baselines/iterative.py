@@ -63,9 +63,6 @@ class ErasureReport:
     residual: float
     # E|r(x) - x|^2 of the training rows for the eraser r, divided by their total variance.
     distortion: float
-    # Smallest cosine of the principal angles between the removed subspace and the column space of
-    # S_xz, which SAL removes: 1 if one contains the other, 0 if nothing is removed.
-    cosine_sal: float
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -78,7 +75,6 @@ class ErasureReport:
             ("probe", f"accuracy {last}, majority {self.majority:.3f}"),
             ("residual", f"|P Sxz| / |Sxz| = {self.residual:.3g}"),
             ("distortion", f"{100 * self.distortion:.3g} % of the variance"),
-            ("SAL", f"smallest principal cosine {self.cosine_sal:.4f}"),
         ]  # fmt: skip
         return as_text(self.method, facts + [("warning", text) for text in self.warnings])
 
@@ -274,7 +270,6 @@ class IterativeEraser(ErasingTransformer):
             accuracies=tuple(run.accuracies),
             residual=float(np.linalg.norm(remaining)) / norm if norm else 0.0,
             distortion=removed / total if total else 0.0,
-            cosine_sal=_smallest_cosine(cross_covariance, basis),
             warnings=warnings,
         )
 
@@ -325,14 +320,6 @@ def _validation_mask(
         mask[rng.permutation(members)[:n_drawn]] = True
         n_classes += n_drawn > 0
     return mask if n_classes > 1 else np.zeros_like(mask)
-
-
-def _smallest_cosine(cross_covariance: Float, basis: Float) -> float:
-    """Return the smallest cosine of the principal angles between two column spaces, or 0."""
-    cross_basis = orthonormal_basis(cross_covariance)
-    if not cross_basis.shape[1] or not basis.shape[1]:
-        return 0.0
-    return float(min(1.0, np.linalg.svd(basis.T @ cross_basis, compute_uv=False).min()))
 
 
 def orthonormal_basis(columns: Float, orthogonal_to: Float | None = None) -> Float:

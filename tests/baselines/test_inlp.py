@@ -67,9 +67,6 @@ def test_the_report_measures_residual_and_distortion() -> None:
     moved = ((eraser.transform(train) - train) ** 2).sum()
     moved /= ((train - train.mean(axis=0)) ** 2).sum()
     assert report.distortion == pytest.approx(moved)
-    direction = cross[:, 1] / np.linalg.norm(cross[:, 1])
-    cosine = np.linalg.norm(eraser.projection_.left.T @ direction)
-    assert report.cosine_sal == pytest.approx(cosine)
     assert (report.n_rows, report.n_validation) == (450, 150)
     assert report.accuracies[-1] <= report.majority + 0.01
     assert report.accuracies[0] > 0.8
