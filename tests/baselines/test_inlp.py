@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 from test_baselines import draw
@@ -75,20 +74,6 @@ def test_the_report_measures_residual_and_distortion() -> None:
     assert f"{report.residual:.3g}" in str(report)
 
 
-def test_weights_are_repetitions() -> None:
-    X, _, z = draw(n=200)
-    weight = np.random.default_rng(1).integers(0, 4, size=200)
-    rows = np.repeat(np.arange(200), weight)
-    options = {"validation_share": 0.0, "max_rank": 2, "tol": 0.0}
-    weighted = INLP(**options).fit(X, concept=z, sample_weight=weight)
-    repeated = INLP(**options).fit(X[rows], concept=z[rows])
-    np.testing.assert_allclose(
-        weighted.projection_.matrix(), repeated.projection_.matrix(), atol=1e-6
-    )
-    np.testing.assert_allclose(weighted.projection_.mean, repeated.projection_.mean, atol=1e-12)
-    assert weighted.report_.distortion == pytest.approx(repeated.report_.distortion, rel=1e-6)
-
-
 class FirstFeature(LogisticRegression):  # type: ignore[misc]
     """A probe that reads all features, but reports the weights of the first one only."""
 
@@ -122,12 +107,12 @@ def test_the_report_gives_the_reason_of_the_stop(
 
 @pytest.mark.slow
 def test_figures_on_biographies_after_inlp(real_data: Callable[[str], Path]) -> None:
-    """The figures of the data sets for seed 0: deterministic, so to the digits that are given."""
+    """The map of the data set for seed 0 is deterministic, so to the digits that are given."""
     folder = real_data("bug_profession_gender")
     X = np.load(folder / "X.npy").astype(np.float64)
     y, z = (np.load(folder / f"{name}.npy").astype(np.intp) for name in "yz")
     split = spurious_split(y, z, p=0.9, sizes=(4000, 600, 1000), aligned_class=0)
-    train, validation, test = split.train, split.validation, split.test
+    train, validation = split.train, split.validation
     X -= X[train].mean(axis=0)
     X /= np.sqrt(X[train].var(axis=0).mean())
     rows = np.concatenate([train, validation])
@@ -138,31 +123,6 @@ def test_figures_on_biographies_after_inlp(real_data: Callable[[str], Path]) -> 
         )
     assert eraser.report_.stop == "the largest rank, 40, is reached"
     assert eraser.report_.distortion == pytest.approx(0.084, abs=1e-3)
-    clean = eraser.transform(X)
-
-    def accuracies(head: Any, rows: NDArray[Any], part: NDArray[Any]) -> tuple[float, float, float]:
-        """Accuracy of the worst cell and of all rows, and rms gap of the true positive rates."""
-        hit = head.predict(rows[part]) == y[part]
-        rates = np.array([[hit[(y[part] == a) & (z[part] == b)].mean() for b in (0, 1)]
-                          for a in (0, 1)])  # fmt: skip
-        return rates.min(), hit.mean(), np.sqrt((np.ptp(rates, axis=1) ** 2).mean())
-
-    def best_head(rows: NDArray[Any]) -> Any:
-        heads = [
-            LogisticRegression(C=1 / (alpha * len(train)), solver="newton-cholesky", tol=1e-6)
-            .fit(rows[train], y[train])
-            for alpha in (0.0001, 0.001, 0.01, 0.1, 1.0)
-        ]  # fmt: skip
-        return max(heads[::-1], key=lambda head: accuracies(head, rows, validation)[:2])
-
-    frozen, tuned = best_head(X), best_head(clean)
-    for head, part, expected in (
-        (tuned, clean, (0.560, 0.705, 0.250)),
-        (frozen, clean, (0.436, 0.603)),
-        (frozen, X, (0.496, 0.699, 0.406)),
-    ):
-        found = accuracies(head, part, test)[: len(expected)]
-        np.testing.assert_allclose(found, expected, atol=0.004)
     task = (y[train][:, None] == [0, 1]).astype(float)
     cross = (X[train].T @ (task - task.mean(axis=0))) / len(task)
     left = eraser.projection_.matrix() @ cross

@@ -9,9 +9,6 @@ import pytest
 import scipy.sparse
 from numpy.typing import NDArray
 from sklearn.exceptions import NotFittedError
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
 from test_estimators import CLASSES, EPS, keep, make_data
 
 import splince_fast as sf
@@ -195,24 +192,6 @@ def test_sparse_rows_are_their_dense_twins(kind: Any, dtype: Any, data: Data) ->
     np.testing.assert_allclose(parts.projection_.matrix(), dense.projection_.matrix(), atol=bound)
     again = kind.from_moments(parts.moments_, erase="concept", **keep(kind))
     np.testing.assert_array_equal(again.transform(scipy.sparse.csr_array(X)), parts.transform(X))
-
-
-def test_text_in_a_pipeline() -> None:
-    rng = np.random.default_rng(0)
-    z, y = rng.integers(0, 2, (2, 300))
-    words = [
-        [("he", "she")[a], ("sued", "cured")[b], *rng.choice(["the", "old", "day"], 2)]
-        for a, b in zip(z, y, strict=True)
-    ]
-    texts = [" ".join(row) for row in words]
-    pipe = make_pipeline(TfidfVectorizer(), SPLINCE(covariance_type="diag"), LogisticRegression())
-    pipe.fit(texts, y, splince__concept=z)
-    assert pipe.score(texts, y) == 1.0
-    clean = pipe[:-1].transform(texts)
-    gap = clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)
-    assert np.abs(gap).max() < 1e3 * EPS
-    control = pipe[:1].transform(texts).toarray()
-    assert np.abs(control[z == 1].mean(axis=0) - control[z == 0].mean(axis=0)).max() > 0.1
 
 
 def test_sparse_rows_that_cannot_be_used(data: Data) -> None:
