@@ -208,10 +208,7 @@ class ConditionalEraser(Eraser):
         out: Any = None,
         progress: bool | None = None,
     ) -> Any:
-        """Apply the map to rows.
-
-        The map is computed in float64, for tensors on the CPU and without gradients. The time is
-        O(n d r) if it removes r dimensions, and O(n d^2) if each class has its own map.
+        """Apply the map to rows, in float64 on the CPU; tensors get no gradients.
 
         Parameters
         ----------
@@ -221,18 +218,11 @@ class ConditionalEraser(Eraser):
             Labels of the concept, one per row. For X of shape (batch, token, d) also one per
             sequence, (batch,), or one per token, (batch, token).
 
-        Returns
-        -------
-        ndarray or torch tensor
-            Erased rows with the type, shape and dtype of X (float64 for integers); `out` if passed.
-
         Raises
         ------
-        InputError
-            `labels` is missing, X has the wrong width or columns, `mask` or `out` does not match
-            X, or a result exceeds the range of float16.
-        LabelError
-            A class is not among the fitted classes, or a row has no label and there is no fallback.
+        InputError, LabelError
+            As for :class:`Projection`; `labels` is missing; or a row has a class that was not
+            fitted, or no label and no `fallback`.
         """
         if hasattr(X, "map_blocks"):
             raise InputError("X is a dask array; erase its blocks one by one, each with its labels")
@@ -337,11 +327,6 @@ class ConditionalEraser(Eraser):
         ----------
         weight, bias
             Ignored.
-
-        Raises
-        ------
-        FoldError
-            Always.
         """
         raise FoldError(
             f"{self.method} maps each row by its labels, so that it cannot be merged into the "

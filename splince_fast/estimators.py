@@ -130,7 +130,7 @@ class _Eraser(ErasingTransformer):
             if self.passes:
                 source = from_arrays(rows, sample_weight=weight)
                 refine = {"refine": source, "passes": self.passes}
-            self._projection = self._eraser_of(moments, **refine)
+            self._projection = self._solve(moments, **refine)
             self.moments_ = moments.total if isinstance(moments, Folds) else moments
         return self
 
@@ -150,11 +150,6 @@ class _Eraser(ErasingTransformer):
         -------
         object
             The estimator itself; unchanged after an error.
-
-        Raises
-        ------
-        LabelError
-            The variables, or their kinds, differ from those of earlier blocks.
         """
         with self._restored_on_error():
             if not self._extendable:
@@ -162,8 +157,7 @@ class _Eraser(ErasingTransformer):
                     f"this {type(self).__name__} was made from moments; update or add moments, and "
                     "call from_moments again"
                 )
-            self._check_parameters()
-            self._check_incremental()
+            self._check_parameters(incremental=True)
             rows, erased, kept = self._read(X, y, concept, 0, sample_weight)
             if self.__sklearn_is_fitted__():
                 self._check_variables(erased, kept)
@@ -204,7 +198,9 @@ class _Eraser(ErasingTransformer):
         self._extendable = True
         return parameters
 
-    def _check_parameters(self, groups: ArrayLike | None = None) -> None:
+    def _check_parameters(
+        self, groups: ArrayLike | None = None, *, incremental: bool = False
+    ) -> None:
         """Raise InputError for invalid parameters, before any row is read."""
         options = {name: getattr(self, name) for name in OPTIONS if hasattr(self, name)}
         Options(**options)
@@ -213,10 +209,7 @@ class _Eraser(ErasingTransformer):
             options.get("solver", "auto"), groups,
         )  # fmt: skip
         self._check_concept_from()
-
-    def _check_incremental(self) -> None:
-        """Raise InputError for parameters that need all rows at once, which only `fit` has."""
-        checks = (
+        whole = (  # parameters that need all rows at once, which only `fit` has
             ("shrinkage", self.shrinkage == "cv", "is chosen on folds, in fit only; pass the "
              "intensity that fit chose (report_.shrinkage), or 'oas'"),
             ("passes", self.passes, "needs extra passes over the rows, in fit only; leave it out, "
@@ -224,8 +217,8 @@ class _Eraser(ErasingTransformer):
             ("subsample", isinstance(self.subsample, str), "depends on the number of all rows, in "
              "fit only; pass a number, such as 22 * d / n for d features and about n rows"),
         )  # fmt: skip
-        for name, is_given, text in checks:
-            if is_given:
+        for name, is_given, text in whole:
+            if incremental and is_given:
                 raise InputError(f"{name}={getattr(self, name)!r} {text}")
 
     def _check_variables(self, erased: dict[str, Any], kept: dict[str, Any]) -> None:
@@ -273,8 +266,7 @@ class _Eraser(ErasingTransformer):
         variables = ("erase", "keep") if cls._keeps_task else ("erase",)
         check_names(params, (*variables, *cls._get_param_names()), cls.__name__)
         estimator = cls(**params)
-        estimator._check_parameters()
-        estimator._check_incremental()
+        estimator._check_parameters(incremental=True)
         for name in _ACCUMULATION:
             if getattr(estimator, name) != getattr(cls, name):  # the default
                 raise InputError(
@@ -293,10 +285,7 @@ class _Eraser(ErasingTransformer):
         estimator._extendable = False
         return estimator
 
-    def _solve(self) -> Projection:
-        return self._eraser_of(self.moments_)
-
-    def _eraser_of(self, moments: Moments | Folds, **arguments: Any) -> Projection:
+    def _solve(self, moments: Moments | Folds | None = None, **arguments: Any) -> Projection:
         method = METHODS[self._method]
         if self.kept_ is not None:
             arguments["keep"] = self.kept_
@@ -304,6 +293,7 @@ class _Eraser(ErasingTransformer):
             method = METHODS["leace"]  # without a task, SPLINCE is LEACE, with fewer options
         names = [name for name in OPTIONS if name in method.parameters and hasattr(self, name)]
         arguments |= {name: getattr(self, name) for name in names}
+        moments = self.moments_ if moments is None else moments
         return cast(Projection, method.function(moments, erase=self.erased_, **arguments))
 
     @property

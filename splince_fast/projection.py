@@ -40,8 +40,9 @@ class Eraser:
     True
     """
 
-    #: Whether the map needs the labels of the concept for every row.
-    needs_labels: ClassVar[bool]
+    needs_labels: ClassVar[bool]  #: Whether the map needs the labels of the concept of every row.
+    #: Returns the erased rows of X; parameters and result are those of :class:`Projection`.
+    __call__: Callable[..., Any]
     _KIND: ClassVar[str]
     __array_ufunc__ = None  # makes array @ eraser raise TypeError
 
@@ -58,18 +59,6 @@ class Eraser:
     @property
     def report(self) -> Report | None:
         """Report of the fit: erased and kept variables, and cost; None without a report."""
-        raise NotImplementedError
-
-    def __call__(
-        self,
-        X: Any,
-        labels: Any = None,
-        *,
-        mask: Any = None,
-        out: Any = None,
-        progress: bool | None = None,
-    ) -> Any:
-        """Return the erased rows of X; parameters and result are those of :class:`Projection`."""
         raise NotImplementedError
 
     def _to_record(self) -> files.Record:
@@ -506,11 +495,7 @@ class Projection(Eraser):
         InputError
             `dtype` is not float32 or float64.
         """
-        try:
-            valid = np.dtype(dtype) in (np.float32, np.float64) and dtype is not None
-        except (TypeError, ValueError):
-            valid = False
-        if not valid:
+        if getattr(dtype, "__name__", str(dtype)) not in ("float32", "float64"):
             raise InputError(
                 f"dtype is {dtype!r}; the dtype of the factors must be float32 or float64"
             )

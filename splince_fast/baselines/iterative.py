@@ -23,7 +23,7 @@ from splince_fast.exceptions import (
 from splince_fast.labels import encode_one
 from splince_fast.labels.encoded import observed
 from splince_fast.projection import Projection
-from splince_fast.report import as_text
+from splince_fast.report import as_text, shortened
 from splince_fast.transformer import ErasingTransformer, read_weights
 
 Float = NDArray[np.float64]
@@ -66,17 +66,13 @@ class ErasureReport:
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
-        last = f"{self.accuracies[-1]:.3f}" if self.accuracies else "-"
-        facts = [
-            ("data", f"{self.n_rows:,} rows, {self.n_validation:,} for validation, "
-             f"d = {self.n_features}"),
-            ("removed", f"{self.rank} of {self.n_features} dimensions in {self.rounds:,} rounds"),
-            ("stopped", self.stop),
-            ("probe", f"accuracy {last}, majority {self.majority:.3f}"),
-            ("residual", f"|P Sxz| / |Sxz| = {self.residual:.3g}"),
-            ("distortion", f"{100 * self.distortion:.3g} % of the variance"),
-        ]  # fmt: skip
-        return as_text(self.method, facts + [("warning", text) for text in self.warnings])
+        facts = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        facts["accuracies"] = shortened((f"{a:.3f}" for a in self.accuracies[::-1]), 3)
+        facts["warnings"] = "; ".join(self.warnings)
+        return as_text(
+            self.method,
+            [(k, f"{v:.3g}" if isinstance(v, float) else str(v)) for k, v in facts.items()],
+        )
 
 
 @dataclass(frozen=True, slots=True)
