@@ -1,11 +1,11 @@
-"""Erasers that need labels: shifts of the rows, then a projection; the protocol of all erasers."""
+"""Erasers that need labels: shifts of the rows, then a projection; files of any eraser."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,16 @@ from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.rows import is_tensor, torch_to_numpy
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
-from splince_fast.labels.containers import check_index, take_positions, variables_of
-from splince_fast.projection import Projection, from_record, to_record
+from splince_fast.labels.containers import check_index, map_labels, take_positions, variables_of
+from splince_fast.projection import Eraser, Projection, from_record, read_report, to_record
 
 if TYPE_CHECKING:
     from splince_fast.report import Report
 
 Float = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
-_FORMAT, KIND = 1, "conditional"
+KIND = "conditional"
 # The first warning in the report of every conditional eraser.
 NEEDS_LABELS = (
     "the map depends on the labels of each row, which must be passed for every row to erase; using "
@@ -35,75 +36,13 @@ NEEDS_LABELS = (
 _PIECE_BYTES = 1 << 24
 
 
-@runtime_checkable
-class Eraser(Protocol):
-    """Protocol of concept erasers: :class:`Projection`, or a map that also takes labels.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import splince_fast as sf
-    >>> axis = np.eye(3)[:, :1]
-    >>> isinstance(sf.Projection(axis, axis, np.zeros(3)), sf.Eraser)
-    True
-    """
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether the map needs the labels of the concept for every row."""
-
-    @property
-    def n_features(self) -> int:
-        """Width d of the rows."""
-
-    @property
-    def method(self) -> str:
-        """Name of the method that computed the eraser."""
-
-    @property
-    def report(self) -> Report | None:
-        """Report of the fit: erased and kept variables, and cost; None without a report."""
-
-    def __call__(
-        self,
-        X: object,
-        labels: object = None,
-        *,
-        mask: object = None,
-        out: object = None,
-        progress: bool | None = None,
-    ) -> Any:
-        """Return the erased rows of X; parameters and result are those of :class:`Projection`."""
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the eraser to a safetensors file.
-
-        Parameters
-        ----------
-        path : path
-            Path of the file.
-        """
-
-
 class Shift(NamedTuple):
-    """Shift of rows that depends on one variable, which has k classes or k continuous columns.
-
-    Attributes
-    ----------
-    name : str
-        Name of the variable.
-    classes : tuple of str, bool or int, or None
-        Classes of the variable; None for a continuous variable.
-    mean : (k,) float64
-        Means of the columns of a continuous variable; zeros for classes.
-    matrix : (k, d) float64
-        Shift of the rows of each class. For a continuous variable with the values z, the shift of
-        a row is (z - mean) @ matrix.
-    """
+    """Shift of rows that depends on one variable, which has k classes or k continuous columns."""
 
     name: str
-    classes: tuple[ClassName, ...] | None
-    mean: Float
+    classes: tuple[ClassName, ...] | None  # None for a continuous variable
+    mean: Float  # (k,), of the columns of a continuous variable; zeros for classes
+    # (k, d): shift of the rows of each class; of a row with the values z, (z - mean) @ matrix.
     matrix: Float
 
     def check(self, d: int) -> None:
@@ -117,8 +56,8 @@ class Shift(NamedTuple):
         if not (np.isfinite(self.matrix).all() and np.isfinite(self.mean).all()):
             raise InputError(f"the shift of {self.name!r} must be finite")
 
-    def read(self, column: Encoded, mask: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return class numbers (n,), or values (n, k); -1 or NaN for rows without a label."""
+    def read(self, column: Encoded, mask: Mask) -> tuple[NDArray[Any], Mask]:
+        """Return class numbers (n,), or deviations (n, k); and which rows have no label."""
         if self.classes is None:
             values = np.full((len(mask), len(self.mean)), np.nan)
             if isinstance(column, Columns):
@@ -128,8 +67,8 @@ class Shift(NamedTuple):
                         f"eraser was fitted to {len(self.mean)}"
                     )
                 present = slice(None) if column.present is None else column.present
-                values[present] = column.values[present]
-            return values
+                values[present] = column.values[present] - self.mean
+            return values, np.isnan(values).any(axis=1)
         assert isinstance(column, ClassCodes)
         positions = {class_key(c): i for i, c in enumerate(self.classes)}
         lookup = np.array([*(positions.get(class_key(c), -2) for c in column.classes), -1], np.intp)
@@ -141,28 +80,23 @@ class Shift(NamedTuple):
                 f"row {unknown[0]} has the class {name!r} of {self.name!r}, which is not among the "
                 f"fitted classes {listed(self.classes)}"
             )
-        return codes
-
-    def missing(self, labels: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return which rows have no label."""
-        return labels < 0 if self.classes is not None else np.isnan(labels).any(axis=1)
+        return codes, codes < 0
 
     def of(self, labels: NDArray[Any]) -> Float:
         """Return the shift of each row, (n, d); any shift for a row without a label."""
         if self.classes is not None:
-            return np.asarray(self.matrix[np.maximum(labels, 0)])
-        deviations = np.where(self.missing(labels)[:, None], 0.0, labels - self.mean)
-        return np.asarray(deviations @ self.matrix)
+            return np.asarray(self.matrix[labels])
+        return np.asarray(labels @ self.matrix)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ConditionalEraser:
+class ConditionalEraser(Eraser):
     """Map r(x, z) = B(x - shift(z)) of rows x with labels z, where B is a :class:`Projection`.
 
     With `maps`, a matrix A_c is also applied to the rows of class c, and r(x, z) is
-    B(mean + A_c (x - shift(z) - mean)). Every row needs the labels of the concept; their use may be
-    unlawful if the concept is a protected attribute. The object is immutable. It is returned by
-    :func:`splince_fast.oracle` and :func:`splince_fast.quadratic`.
+    B(mean + A_c (x - shift(z) - mean)), with the mean of B. Every row needs the labels of the
+    concept. The object is immutable, and returned by :func:`splince_fast.oracle` and
+    :func:`splince_fast.quadratic`.
 
     Parameters
     ----------
@@ -173,8 +107,7 @@ class ConditionalEraser:
     fallback : Projection or None
         Map of rows without a label; if None, such rows raise LabelError.
     maps : (k, d, d) float64, optional
-        Matrices A_c, one per class of the variable; there must be exactly one shift. The `mean` in
-        the formula is that of `after`.
+        Matrices A_c, one per class of the variable; there must be exactly one shift.
     method : str
         Name of the method that computed the map.
     report : Report, optional
@@ -207,8 +140,8 @@ class ConditionalEraser:
     method: str = "custom"
     report: Report | None = None
 
+    _KIND = KIND
     needs_labels = True
-    __array_ufunc__ = None  # makes array @ eraser raise TypeError
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shifts", tuple(self.shifts))
@@ -231,17 +164,9 @@ class ConditionalEraser:
                 )
             if not np.isfinite(self.maps).all():
                 raise InputError("maps must be finite")
-        self._protect()
-
-    def _protect(self) -> None:
-        """Make the arrays read-only."""
         for array in (self.maps, *(a for s in self.shifts for a in (s.mean, s.matrix))):
             if array is not None:
                 array.setflags(write=False)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._protect()
 
     @property
     def label_kinds(self) -> dict[str, str]:
@@ -283,10 +208,7 @@ class ConditionalEraser:
         out: Any = None,
         progress: bool | None = None,
     ) -> Any:
-        """Apply the map to rows.
-
-        The map is computed in float64, for tensors on the CPU and without gradients. The time is
-        O(n d r) if it removes r dimensions, and O(n d^2) if each class has its own map.
+        """Apply the map to rows, in float64 on the CPU; tensors get no gradients.
 
         Parameters
         ----------
@@ -296,18 +218,11 @@ class ConditionalEraser:
             Labels of the concept, one per row. For X of shape (batch, token, d) also one per
             sequence, (batch,), or one per token, (batch, token).
 
-        Returns
-        -------
-        ndarray or torch tensor
-            Erased rows with the type, shape and dtype of X (float64 for integers); `out` if passed.
-
         Raises
         ------
-        InputError
-            `labels` is missing, X has the wrong width or columns, `mask` or `out` does not match
-            X, or a result exceeds the range of float16.
-        LabelError
-            A class is not among the fitted classes, or a row has no label and there is no fallback.
+        InputError, LabelError
+            As for :class:`Projection`; `labels` is missing; or a row has a class that was not
+            fitted, or no label and no `fallback`.
         """
         if hasattr(X, "map_blocks"):
             raise InputError("X is a dask array; erase its blocks one by one, each with its labels")
@@ -326,24 +241,33 @@ class ConditionalEraser:
         rows, mask, out = rows_mask_and_out(X, self.n_features, self.feature_names, mask, out)
         selected = np.ones(rows.shape[:-1], bool) if mask is None else mask
         columns, missing = self._read(labels, selected)
+        selected = selected.reshape(-1)
         flat, result = (array.reshape(-1, self.n_features) for array in (rows, out))
         step = max(1, _PIECE_BYTES // (8 * max(self.n_features, 1)))
         show = False if progress is None and len(flat) <= 64 * step else progress
         with Progress(len(flat), show=show) as bar:
             for start in range(0, len(flat), step):
                 piece = slice(start, start + step)
-                self._erase(
-                    flat[piece], [column[piece] for column in columns],
-                    selected.reshape(-1)[piece], missing[piece], result[piece], start,
-                )  # fmt: skip
-                bar.advance(len(flat[piece]), flat[piece].nbytes)
+                rows, target = flat[piece].astype(np.float64), result[piece]
+                erased = self._erased(rows, [column[piece] for column in columns])
+                if self.fallback is not None and missing[piece].any():
+                    erased[missing[piece]] = self.fallback(rows[missing[piece]])
+                erased[~selected[piece]] = rows[~selected[piece]]
+                with np.errstate(over="ignore"):
+                    target[...] = erased
+                if target.dtype == np.float16:
+                    overflows = (np.isinf(target) & np.isfinite(erased)).any(axis=1)
+                    if overflows.any():
+                        raise InputError(
+                            f"row {start + int(np.argmax(overflows))} of the result leaves the "
+                            "range of float16 (65504); pass X as float32"
+                        )
+                bar.advance(len(rows), flat[piece].nbytes)
         if not np.may_share_memory(result, out):  # no view has this shape
             out[...] = result.reshape(out.shape)
         return out
 
-    def _read(
-        self, labels: Any, mask: NDArray[np.bool_]
-    ) -> tuple[list[NDArray[Any]], NDArray[np.bool_]]:
+    def _read(self, labels: Any, mask: Mask) -> tuple[list[NDArray[Any]], Mask]:
         """Return the labels of each variable (`Shift.read`), and the rows of `mask` without one."""
         names, leading = [shift.name for shift in self.shifts], mask.shape
         if labels is None:
@@ -366,53 +290,35 @@ class ConditionalEraser:
         columns = {name: labels[name] for name in names}
         if len(leading) > 1:
             positions = np.arange(mask.size)
-            columns |= {
-                name: take_positions(column, leading, positions, f"labels[{name!r}]")
-                for name, column in columns.items()
-                if hasattr(column, "__len__")  # `encode` raises an error for other types
-            }
-        encoded = encode(columns, mask.size, kinds=self.label_kinds)
+            columns = map_labels(
+                columns, lambda column, name: take_positions(column, leading, positions, name)
+            )
+        encoded, mask = encode(columns, mask.size, kinds=self.label_kinds), mask.reshape(-1)
         arrays, missing = [], np.zeros(mask.size, bool)
         for shift in self.shifts:
-            arrays.append(shift.read(encoded[shift.name], mask.reshape(-1)))
-            without = shift.missing(arrays[-1]) & mask.reshape(-1)
+            array, without = shift.read(encoded[shift.name], mask)
+            without &= mask
             if self.fallback is None and without.any():
                 raise LabelError(
                     f"{int(without.sum()):,} row(s) have no label of {shift.name!r}, the first is "
                     f"row {int(np.argmax(without))}; leave them out with mask=, or fit with "
                     "sf.oracle(missing='splince')"
                 )
+            arrays.append(array)
             missing |= without
         return arrays, missing
 
-    def _erase(
-        self, X: NDArray[np.generic], labels: list[NDArray[Any]], mask: NDArray[np.bool_],
-        missing: NDArray[np.bool_], out: NDArray[np.generic], first_row: int,
-    ) -> None:  # fmt: skip
-        """Write the erased rows of X, (n, d), to `out`, which may be X."""
-        rows = X.astype(np.float64)
-        shifted = self.shifts[0].of(labels[0])
-        np.subtract(rows, shifted, out=shifted)
+    def _erased(self, rows: Float, labels: list[NDArray[Any]]) -> Float:
+        """Return the erased rows; any result for a row without a label."""
+        shifted = rows - self.shifts[0].of(labels[0])
         for shift, values in zip(self.shifts[1:], labels[1:], strict=True):
             shifted -= shift.of(values)
         if self.maps is not None:
             mean = self.after.mean
-            for c in np.unique(labels[0][labels[0] >= 0]):
-                members = np.flatnonzero(labels[0] == c)
-                shifted[members] = mean + (shifted[members] - mean) @ self.maps[c].T
-        erased = self.after(shifted, out=shifted)
-        if self.fallback is not None and missing.any():
-            erased[missing] = self.fallback(rows[missing])
-        if not mask.all():
-            erased[~mask] = rows[~mask]
-        with np.errstate(over="ignore"):
-            out[...] = erased
-        overflows = np.isfinite(erased) & np.isinf(out) if out.dtype == np.float16 else mask[:0]
-        if overflows.any():
-            row = first_row + int(np.argmax(overflows.any(axis=1)))
-            raise InputError(
-                f"row {row} of the result leaves the range of float16 (65504); pass X as float32"
-            )
+            for c, matrix in enumerate(self.maps):
+                members = labels[0] == c
+                shifted[members] = mean + (shifted[members] - mean) @ matrix.T
+        return np.asarray(self.after(shifted, out=shifted))
 
     def fold_into(self, weight: object, bias: object = None) -> NoReturn:
         """Raise FoldError, because the weights of a layer cannot depend on labels.
@@ -421,97 +327,49 @@ class ConditionalEraser:
         ----------
         weight, bias
             Ignored.
-
-        Raises
-        ------
-        FoldError
-            Always.
         """
         raise FoldError(
             f"{self.method} maps each row by its labels, so that it cannot be merged into the "
             "weights of a layer; erase the rows, or use leace or splince"
         )
 
-    # -- persistence -----------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the eraser to a safetensors file, with names and report as metadata.
-
-        Parameters
-        ----------
-        path : path
-            Path of the file, which is replaced atomically: an error leaves an earlier file intact.
-            Its suffix is ``.safetensors`` or empty; others raise InputError.
-        """
-        target = files.eraser_path(path)
+    def _to_record(self) -> files.Record:
         tensors: files.Tensors = {} if self.maps is None else {"maps": self.maps}
         for i, shift in enumerate(self.shifts):
             tensors |= {f"shift.{i}.mean": shift.mean, f"shift.{i}.matrix": shift.matrix}
-        maps = {"after": self.after, "fallback": self.fallback}
-        records = {key: to_record(part) for key, part in maps.items() if part is not None}
-        for key, (arrays, _) in records.items():
-            tensors |= {f"{key}.{name}": tensor for name, tensor in arrays.items()}
+        maps = {}
+        for key, part in (("after", self.after), ("fallback", self.fallback)):
+            if part is not None:
+                arrays, maps[key] = to_record(part)
+                tensors |= {f"{key}.{name}": tensor for name, tensor in arrays.items()}
         shifts = [
             {"name": s.name, "classes": None if s.classes is None else names_to_json(s.classes)}
             for s in self.shifts
         ]
-        files.write(
-            target, KIND, _FORMAT, tensors,
-            {
-                "shifts": shifts, "method": self.method,
-                "maps": {key: metadata for key, (_, metadata) in records.items()},
-                "report": None if self.report is None else self.report.to_dict(),
-            },
-        )  # fmt: skip
+        report = None if self.report is None else self.report.to_dict()
+        return tensors, {"shifts": shifts, "method": self.method, "maps": maps, "report": report}
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ConditionalEraser:
-        """Return the eraser that a file holds, bit for bit as it was saved.
-
-        Parameters
-        ----------
-        path : path
-            Path of a file written by :meth:`save`.
-
-        Raises
-        ------
-        FileFormatError
-            The file is truncated, inconsistent, not a conditional eraser, or from a newer version.
-        FileNotFoundError
-            The file does not exist.
-        """
-        from splince_fast.report import Report
-
-        tensors, metadata = files.read(path, KIND, _FORMAT)
-        with files.consistent(path, "fit again"):
-            if any(tensor.dtype != np.float64 for tensor in tensors.values()):
-                raise FileFormatError("a tensor is not float64")
-            shifts = [
-                Shift(
-                    str(entry["name"]),
-                    None if entry["classes"] is None else names_from_json(entry["classes"]),
-                    tensors[f"shift.{i}.mean"],
-                    tensors[f"shift.{i}.matrix"],
-                )
-                for i, entry in enumerate(metadata["shifts"])
-            ]
-            maps = {
-                key: from_record(
-                    {
-                        name.removeprefix(f"{key}."): tensor
-                        for name, tensor in tensors.items()
-                        if name.startswith(f"{key}.")
-                    },
-                    entry,
-                )
-                for key, entry in metadata["maps"].items()
-            }
-            report = metadata["report"]
-            return cls(
-                shifts, maps["after"], maps.get("fallback"), maps=tensors.get("maps"),
-                method=str(metadata["method"]),
-                report=None if report is None else Report.from_dict(report),
-            )  # fmt: skip
+    def _from_record(cls, tensors: files.Tensors, metadata: Mapping[str, Any]) -> ConditionalEraser:
+        if any(tensor.dtype != np.float64 for tensor in tensors.values()):
+            raise FileFormatError("a tensor is not float64")
+        shifts = [
+            Shift(
+                str(entry["name"]),
+                None if entry["classes"] is None else names_from_json(entry["classes"]),
+                tensors[f"shift.{i}.mean"],
+                tensors[f"shift.{i}.matrix"],
+            )
+            for i, entry in enumerate(metadata["shifts"])
+        ]
+        maps = {
+            key: from_record({k.removeprefix(f"{key}."): t for k, t in tensors.items()}, entry)
+            for key, entry in metadata["maps"].items()
+        }
+        return cls(
+            shifts, maps["after"], maps.get("fallback"), maps=tensors.get("maps"),
+            method=str(metadata["method"]), report=read_report(metadata),
+        )  # fmt: skip
 
 
 def load_eraser(path: str | os.PathLike[str]) -> Eraser:
@@ -525,14 +383,7 @@ def load_eraser(path: str | os.PathLike[str]) -> Eraser:
     Returns
     -------
     Eraser
-        Eraser of the class that was saved.
-
-    Raises
-    ------
-    FileFormatError
-        The file holds no eraser, or is damaged.
-    FileNotFoundError
-        The file does not exist.
+        Eraser of the class that was saved; errors are those of :meth:`Projection.load`.
 
     Examples
     --------

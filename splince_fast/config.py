@@ -6,8 +6,8 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
-from time import perf_counter
+from importlib.metadata import version
+from timeit import repeat
 from typing import Any
 
 import numpy as np
@@ -23,68 +23,38 @@ _PACKAGES = ("numpy", "scipy", "numba", "scikit-learn", "safetensors", "narwhals
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Environment of the library, as returned by :func:`show_config`.
+    """Environment of the library, as returned by :func:`show_config`."""
 
-    Attributes
-    ----------
-    versions : dict of str to str
-        Versions of Python, this package and its dependencies.
-    simd : tuple of str
-        Instruction sets of this processor, by their NumPy names.
-    threads : int
-        Number of threads of the library's own kernels.
-    row_kernels : str
-        Instruction set of the kernels that run per row: "avx512", "avx2" or "baseline".
-    products : str
-        Routine that multiplies blocks of rows: "row kernels" or "BLAS".
-    blas, blas_core : str
-        Name of SciPy's BLAS, and processor type of its kernels; "unknown" if not reported.
-    syrk_float32, syrk_float64 : float
-        Measured rate of the symmetric product X^T X, in GFLOP/s. For X of shape (n, d) this
-        counts n d^2 operations: one triangle, and two operations per multiply-add.
-    copy : float
-        Measured rate of a memory copy, in GB read per second.
-    advice : tuple of str
-        Advice on conditions that reduce the speed.
-
-    Examples
-    --------
-    >>> import splince_fast as sf
-    >>> config = sf.show_config()
-    >>> config.threads >= 1, "numpy" in config.versions, config.syrk_float32 > 0
-    (True, True, True)
-    """
-
-    versions: dict[str, str]
-    simd: tuple[str, ...]
-    threads: int
-    row_kernels: str
-    products: str
-    blas: str
-    blas_core: str
+    versions: dict[str, str]  #: Versions of Python, this package and its dependencies.
+    simd: tuple[str, ...]  #: Instruction sets of this processor, by their NumPy names.
+    threads: int  #: Number of threads of the library's own kernels.
+    row_kernels: str  #: Kernels that run per row: "avx512", "avx2" or "baseline".
+    products: str  #: Routine that multiplies blocks of rows: "row kernels" or "BLAS".
+    blas: str  #: Name of SciPy's BLAS; "unknown" if not reported.
+    blas_core: str  #: Processor type of its kernels.
+    #: Measured rate of the symmetric product X^T X, in GFLOP/s. For X of shape (n, d) this counts
+    #: n d^2 operations: one triangle, and two operations per multiply-add.
     syrk_float32: float
-    syrk_float64: float
-    copy: float
-    advice: tuple[str, ...]
+    syrk_float64: float  #: The same in float64.
+    copy: float  #: Measured rate of a memory copy, in GB read per second.
+    advice: tuple[str, ...]  #: Advice on conditions that reduce the speed.
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain numbers, strings, lists and dictionaries."""
         return asdict(self)
 
     def _facts(self) -> list[tuple[str, str]]:
-        facts = [
+        rates = f"{self.syrk_float32:.0f} GFLOP/s in float32, {self.syrk_float64:.0f} in float64"
+        return [
             ("versions", ", ".join(f"{name} {text}" for name, text in self.versions.items())),
             ("SIMD", ", ".join(self.simd)),
             ("threads", str(self.threads)),
             ("row kernels", f"{self.row_kernels}; blocks are multiplied by {self.products}"),
             ("BLAS", f"{self.blas}, {self.blas_core} kernels"),
-            (
-                "symmetric product",
-                f"{self.syrk_float32:.0f} GFLOP/s in float32, {self.syrk_float64:.0f} in float64",
-            ),
+            ("symmetric product", rates),
             ("memory copy", f"{self.copy:.1f} GB/s"),
+            *(("advice", text) for text in self.advice),
         ]
-        return facts + [("advice", text) for text in self.advice]
 
     def __str__(self) -> str:
         return as_text("splince_fast", self._facts())
@@ -107,9 +77,24 @@ def show_config() -> Config:
     >>> sf.show_config().threads >= 1
     True
     """
-    name, core = _scipy_blas()
-    simd = _simd()
-    rates = {dtype: _syrk_rate(dtype) for dtype in (np.float32, np.float64)}
+    import threadpoolctl
+
+    library = next(
+        (
+            library
+            for library in threadpoolctl.threadpool_info()
+            if library["user_api"] == "blas" and "scipy" in library["filepath"]
+        ),
+        {"internal_api": "unknown"},
+    )
+    core = library.get("architecture", "unknown")
+    numpy_config: Any = np.show_config(mode="dicts")
+    extensions = numpy_config["SIMD Extensions"]
+    simd = (*extensions.get("baseline", ()), *extensions.get("found", ()))
+    source = np.ones(1 << 23)
+    target = np.empty_like(source)
+    copy = source.nbytes / _median_seconds(lambda: np.copyto(target, source)) / 1e9
+    single, double = (_syrk_rate(dtype) for dtype in (np.float32, np.float64))
     advice = []
     forced = os.environ.get("OPENBLAS_CORETYPE")
     if core in ("Haswell", "Zen") and not {"AVX512_SKX", "X86_V4"}.isdisjoint(simd):
@@ -117,61 +102,30 @@ def show_config() -> Config:
         advice.append(
             f"SciPy's OpenBLAS runs {core} kernels (AVX2) on a processor with AVX-512, {cause}"
         )
-    if rates[np.float32] < 1.3 * rates[np.float64]:
+    if single < 1.3 * double:
         advice.append(
             "float32 products are hardly faster than float64 ones, which is unusual: another "
             "process may be using the processor"
         )
     return Config(
         versions={"python": platform.python_version(), "splince_fast": library_version()}
-        | {name: _version(name) for name in _PACKAGES},
+        | {name: version(name) for name in _PACKAGES},
         simd=simd,
         threads=threads.thread_count(),
         row_kernels=row_kernels.level_name(),
         products="row kernels" if row_kernels.wide() else "BLAS",
-        blas=name,
+        blas=f"{library['internal_api']} {library.get('version') or ''}".strip(),
         blas_core=core,
-        syrk_float32=rates[np.float32],
-        syrk_float64=rates[np.float64],
-        copy=_copy_rate(),
+        syrk_float32=single,
+        syrk_float64=double,
+        copy=copy,
         advice=tuple(advice),
     )
 
 
-def _simd() -> tuple[str, ...]:
-    """Instruction sets of this processor, by their NumPy names."""
-    config: Any = np.show_config(mode="dicts")
-    extensions = config["SIMD Extensions"]
-    return (*extensions.get("baseline", ()), *extensions.get("found", ()))
-
-
-def _scipy_blas() -> tuple[str, str]:
-    """Name and version of SciPy's BLAS, and the processor type of its kernels."""
-    import threadpoolctl
-
-    for library in threadpoolctl.threadpool_info():
-        if library["user_api"] == "blas" and "scipy" in library["filepath"]:
-            name = f"{library['internal_api']} {library['version'] or ''}".strip()
-            return name, library.get("architecture", "unknown")
-    return "unknown", "unknown"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "missing"
-
-
 def _median_seconds(work: Callable[[], object]) -> float:
     """Median time in seconds of five calls of `work`, after a warm-up call."""
-    work()
-    times = []
-    for _ in range(5):
-        start = perf_counter()
-        work()
-        times.append(perf_counter() - start)
-    return sorted(times)[2]
+    return float(np.median(repeat(work, number=1, repeat=6)[1:]))
 
 
 def _syrk_rate(dtype: type[np.floating[Any]]) -> float:
@@ -180,10 +134,3 @@ def _syrk_rate(dtype: type[np.floating[Any]]) -> float:
     product: NDArray[Any] = np.zeros((1024, 1024), dtype, order="F")
     routine = blas.syrk_f32_out if dtype is np.float32 else blas.syrk_f64_into
     return 2048 * 1024**2 / _median_seconds(lambda: routine(rows, product)) / 1e9
-
-
-def _copy_rate() -> float:
-    """Rate of a copy of 64 MiB, in GB/s."""
-    source = np.ones(1 << 23)
-    target = np.empty_like(source)
-    return source.nbytes / _median_seconds(lambda: np.copyto(target, source)) / 1e9

@@ -1,8 +1,7 @@
 """scikit-learn transformers: SPLINCE, LEACE, SAL, mean projection, and the identity.
 
-The transformers accumulate moments of rows and labels, and compute an eraser by
-:mod:`splince_fast.methods`. The variables to erase are passed as the keyword argument ``concept``,
-because ``y`` in a pipeline is the task and must not silently become the concept.
+The variables to erase are the keyword argument ``concept``, because ``y`` in a pipeline is the task
+and must not silently become the concept.
 """
 
 from __future__ import annotations
@@ -17,16 +16,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from splince_fast._runtime.arguments import check_names, described_type
 from splince_fast._runtime.names import listed
-from splince_fast._runtime.rows import (
-    SparseRows,
-    as_weights,
-    check_values,
-    is_sparse,
-)
+from splince_fast._runtime.rows import SparseRows, check_values, is_sparse
 from splince_fast._solve.options import OPTIONS, Options, check_moment_options
 from splince_fast._solve.selection import Selection
-from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
-from splince_fast.labels.containers import check_index
+from splince_fast.exceptions import InputError, LabelError
 from splince_fast.methods.table import METHODS
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.moments import name_features
@@ -34,13 +27,18 @@ from splince_fast.moments.scatters import subsample_for
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 from splince_fast.sources import from_arrays
-from splince_fast.sources._arrays import check_length
-from splince_fast.transformer import CheckedEstimator, ErasingTransformer, columns_by_name
+from splince_fast.transformer import (
+    CheckedEstimator,
+    ErasingTransformer,
+    columns_by_name,
+    read_weights,
+)
 
 __all__ = ["LEACE", "SAL", "SPLINCE", "Identity", "MeanProjection"]
 
 Keep: TypeAlias = Selection | ArrayLike | None
-_NO_WEIGHT = "every sample_weight is zero, so that no row is left; give some rows a positive weight"
+# Parameters of the accumulation, which `from_moments` cannot change.
+_ACCUMULATION = ("kinds", "subsample", "covariance_type")
 
 
 class _Eraser(ErasingTransformer):
@@ -82,25 +80,20 @@ class _Eraser(ErasingTransformer):
     ) -> Self:
         """Fit to all rows at once, and discard any earlier fit.
 
-        The report describes the fitted rows. With ``shrinkage="cv"``, which chooses the intensity
-        on two folds, it includes the effect on held-out rows.
-
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features); sparse for "diag"
-            At least two rows. `fit` reads X once, and `passes` more times, without copying or
-            changing it.
+            At least two rows, which are read once, and `passes` more times, without a copy.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
-            Task, whose covariance with X SPLINCE keeps; the other estimators ignore y. With
-            ``concept_from="y"``, y is the concept and no variable is kept.
+            Task, whose covariance with X SPLINCE keeps; the other estimators ignore y.
         concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
-            Variables to erase; the variables of a mapping or frame are erased jointly. Rows with a
-            missing label (None or NaN) still count in the statistics of X.
+            Variables to erase jointly. Rows with a missing label (None or NaN) still count in the
+            statistics of X. Cross-validation slices arrays and frames, but not mappings.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
         groups : array-like of shape (n_samples,), optional
-            For ``shrinkage="cv"``: rows of one group are in the same fold; by default, a hash of
-            the position of a row determines its fold.
+            For ``shrinkage="cv"``, which reports the effect on held-out rows, too: rows of one
+            group are in the same fold; by default, a hash of its position assigns each row.
 
         Returns
         -------
@@ -110,14 +103,13 @@ class _Eraser(ErasingTransformer):
         Raises
         ------
         InputError, NonFiniteError, LabelError
-            The data, labels or parameters are invalid; other errors are those of
-            :func:`splince_fast.splince`.
+            The data, labels or parameters are invalid; other errors are those of the method.
         """
         with self._restored_on_error():
             self.__dict__.pop("moments_", None)
             self._check_parameters(groups)
-            check_index(X, groups, "groups")
-            rows, erased, kept = self._read(X, y, concept, sample_weight, min_rows=2)
+            rows, erased, kept = self._read(X, y, concept, 2, sample_weight, groups)
+            weight = read_weights(sample_weight, rows.shape[0])
             parameters, labels = self._begin_fit(erased, kept), erased | kept
             choose = self.shrinkage == "cv"  # on folds
             if self.subsample != 1:
@@ -125,26 +117,20 @@ class _Eraser(ErasingTransformer):
                 parameters["subsample"] = subsample_for(self.subsample, n, d, "X", 1 + choose)
             moments: Moments | Folds
             if choose:
-                name = None
-                if groups is not None:
-                    check_length(groups, len(rows), "groups", "X")
-                    name = "groups"
-                    while name in labels:  # the groups need a name that no variable has
-                        name += "_"
-                    labels = labels | {name: groups}
-                moments = Folds(2, groups=name, **parameters)
+                name = "groups"
+                while name in labels:  # the groups need a name that no variable has
+                    name += "_"
+                labels = labels if groups is None else labels | {name: groups}
+                moments = Folds(2, groups=None if groups is None else name, **parameters)
             else:
                 moments = Moments(**parameters)
-            moments.update(rows, labels, sample_weight=sample_weight)
+            moments.update(rows, labels, sample_weight=weight)
             name_features(moments, self._column_names)
-            if not moments.n_rows:
-                raise NotEnoughDataError(_NO_WEIGHT)
             refine = {}
             if self.passes:
-                weight = None if sample_weight is None else as_weights(sample_weight, rows.shape[0])
                 source = from_arrays(rows, sample_weight=weight)
                 refine = {"refine": source, "passes": self.passes}
-            self._projection = self._eraser_of(moments, **refine)
+            self._projection = self._solve(moments, **refine)
             self.moments_ = moments.total if isinstance(moments, Folds) else moments
         return self
 
@@ -153,8 +139,7 @@ class _Eraser(ErasingTransformer):
     ) -> Self:
         """Add a block of rows of any size; any split into blocks gives the eraser of one ``fit``.
 
-        The projection is computed on its first use after this call, and raises the errors that
-        depend on all rows. All other errors are those of :meth:`fit`.
+        Errors that depend on all rows come when the projection is first used after this call.
 
         Parameters
         ----------
@@ -165,11 +150,6 @@ class _Eraser(ErasingTransformer):
         -------
         object
             The estimator itself; unchanged after an error.
-
-        Raises
-        ------
-        LabelError
-            The variables, or their kinds, differ from those of earlier blocks.
         """
         with self._restored_on_error():
             if not self._extendable:
@@ -177,11 +157,10 @@ class _Eraser(ErasingTransformer):
                     f"this {type(self).__name__} was made from moments; update or add moments, and "
                     "call from_moments again"
                 )
-            self._check_parameters()
-            self._check_incremental()
-            rows, erased, kept = self._read(X, y, concept, sample_weight, min_rows=0)
+            self._check_parameters(incremental=True)
+            rows, erased, kept = self._read(X, y, concept, 0, sample_weight)
             if self.__sklearn_is_fitted__():
-                self._check_variables(list(erased), list(kept))
+                self._check_variables(erased, kept)
             else:
                 self.moments_ = Moments(**self._begin_fit(erased, kept))
             self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
@@ -190,13 +169,10 @@ class _Eraser(ErasingTransformer):
         return self
 
     def _read(
-        self, X: object, y: object, concept: object, sample_weight: object, *, min_rows: int
-    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        self, X: object, y: object, concept: object, min_rows: int, weight: object,
+        groups: object = None,
+    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:  # fmt: skip
         """Return the validated rows, the variables to erase and the variables to keep, by name."""
-        first = not self.__sklearn_is_fitted__()
-        check_index(X, y, "y")
-        check_index(X, concept, "concept")
-        check_index(X, sample_weight, "sample_weight")
         erased, kept = self._concept_columns(y, concept), {}
         if self._keeps_task and self.concept_from != "y":
             if y is None:
@@ -207,20 +183,24 @@ class _Eraser(ErasingTransformer):
                     f"the concept and y both hold a variable {min(shared, key=str)!r}; rename one, "
                     "or leave it out of y if it is to be erased"
                 )
-        return self._rows(X, reset=first, min_rows=min_rows), erased, kept
+        rows = self._rows(
+            X, reset=not self.__sklearn_is_fitted__(), min_rows=min_rows, y=y, concept=concept,
+            sample_weight=weight, groups=groups,
+        )  # fmt: skip
+        return rows, erased, kept
 
     def _begin_fit(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
         """Store the names of the variables of a new fit; return the arguments of its Moments."""
-        kinds = self.kinds
+        parameters = {name: getattr(self, name) for name in _ACCUMULATION}
         if self._concept_kind is not None:
-            kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
+            parameters["kinds"] = dict.fromkeys(erased, self._concept_kind) | dict(self.kinds or {})
         self.erased_, self.kept_ = list(erased), list(kept) or None
         self._extendable = True
-        return {
-            "kinds": kinds, "subsample": self.subsample, "covariance_type": self.covariance_type
-        }  # fmt: skip
+        return parameters
 
-    def _check_parameters(self, groups: ArrayLike | None = None) -> None:
+    def _check_parameters(
+        self, groups: ArrayLike | None = None, *, incremental: bool = False
+    ) -> None:
         """Raise InputError for invalid parameters, before any row is read."""
         options = {name: getattr(self, name) for name in OPTIONS if hasattr(self, name)}
         Options(**options)
@@ -229,10 +209,7 @@ class _Eraser(ErasingTransformer):
             options.get("solver", "auto"), groups,
         )  # fmt: skip
         self._check_concept_from()
-
-    def _check_incremental(self) -> None:
-        """Raise InputError for parameters that need all rows at once, which only `fit` has."""
-        checks = (
+        whole = (  # parameters that need all rows at once, which only `fit` has
             ("shrinkage", self.shrinkage == "cv", "is chosen on folds, in fit only; pass the "
              "intensity that fit chose (report_.shrinkage), or 'oas'"),
             ("passes", self.passes, "needs extra passes over the rows, in fit only; leave it out, "
@@ -240,20 +217,19 @@ class _Eraser(ErasingTransformer):
             ("subsample", isinstance(self.subsample, str), "depends on the number of all rows, in "
              "fit only; pass a number, such as 22 * d / n for d features and about n rows"),
         )  # fmt: skip
-        for name, is_given, text in checks:
-            if is_given:
+        for name, is_given, text in whole:
+            if incremental and is_given:
                 raise InputError(f"{name}={getattr(self, name)!r} {text}")
 
-    def _check_variables(self, erased: list[str], kept: list[str]) -> None:
+    def _check_variables(self, erased: dict[str, Any], kept: dict[str, Any]) -> None:
         """Raise LabelError unless the variables have the same names as in earlier blocks."""
         roles = ("erase", self.erased_, erased), ("keep", self.kept_ or [], kept)
-        for role, *variables in roles:
-            before, now = (sorted(names, key=str) for names in variables)
-            if before != now:
+        for role, before, now in roles:
+            if set(before) != set(now):
+                old, new = (listed(sorted(n, key=str)) or "nothing" for n in (before, now))
                 raise LabelError(
-                    f"{type(self).__name__} was fitted to {role} {listed(before) or 'nothing'}, "
-                    f"and now gets {listed(now) or 'nothing'}; pass the same variables under the "
-                    "same names"
+                    f"{type(self).__name__} was fitted to {role} {old}, and now gets {new}; pass "
+                    "the same variables under the same names"
                 )
 
     @classmethod
@@ -276,23 +252,12 @@ class _Eraser(ErasingTransformer):
         Returns
         -------
         object
-            Fitted estimator. To add rows, update the moments and call `from_moments` again.
+            Fitted estimator, without :meth:`partial_fit`: update the moments instead.
 
         Raises
         ------
         InputError
-            `keep` is missing for SPLINCE, or passed to an estimator that keeps no variable.
-        SplinceError
-            As in :meth:`fit`.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> z, X = np.arange(20) % 2, np.random.default_rng(0).normal(size=(20, 5))
-        >>> moments = sf.Moments().update(X, {"z": z})
-        >>> sf.LEACE.from_moments(moments, erase="z").transform(X).shape
-        (20, 5)
+            `keep` is missing for SPLINCE, or passed to another; other errors are those of `fit`.
         """
         if not isinstance(moments, Moments):
             raise InputError(
@@ -301,11 +266,9 @@ class _Eraser(ErasingTransformer):
         variables = ("erase", "keep") if cls._keeps_task else ("erase",)
         check_names(params, (*variables, *cls._get_param_names()), cls.__name__)
         estimator = cls(**params)
-        estimator._check_parameters()
-        estimator._check_incremental()
-        accumulation = {"kinds": None, "subsample": 1, "covariance_type": "full"}
-        for name, default in accumulation.items():
-            if getattr(estimator, name) != default:
+        estimator._check_parameters(incremental=True)
+        for name in _ACCUMULATION:
+            if getattr(estimator, name) != getattr(cls, name):  # the default
                 raise InputError(
                     f"{name} determines how moments are accumulated; pass {name} to Moments"
                 )
@@ -322,10 +285,7 @@ class _Eraser(ErasingTransformer):
         estimator._extendable = False
         return estimator
 
-    def _solve(self) -> Projection:
-        return self._eraser_of(self.moments_)
-
-    def _eraser_of(self, moments: Moments | Folds, **arguments: Any) -> Projection:
+    def _solve(self, moments: Moments | Folds | None = None, **arguments: Any) -> Projection:
         method = METHODS[self._method]
         if self.kept_ is not None:
             arguments["keep"] = self.kept_
@@ -333,6 +293,7 @@ class _Eraser(ErasingTransformer):
             method = METHODS["leace"]  # without a task, SPLINCE is LEACE, with fewer options
         names = [name for name in OPTIONS if name in method.parameters and hasattr(self, name)]
         arguments |= {name: getattr(self, name) for name in names}
+        moments = self.moments_ if moments is None else moments
         return cast(Projection, method.function(moments, erase=self.erased_, **arguments))
 
     @property
@@ -364,39 +325,28 @@ class SPLINCE(_Eraser):
     max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, strength
         Options of :func:`splince_fast.splince`; ``shrinkage="cv"`` is possible in `fit` only.
     subsample : float in (0, 1] or "auto"
-        As in :class:`Moments`. "auto" takes the smallest sample for which the expected distortion
-        exceeds the minimum by at most about 5 percent.
+        As in :class:`Moments`; "auto" takes the smallest sample whose distortion is expected to
+        exceed the minimum by at most about 5 percent.
     covariance_type : {"full", "diag"}
         As in :class:`Moments`; for "diag", X may be sparse.
     passes : int
         Number of extra passes of `fit` over X, which reduce the distortion; needs "diag".
     kinds : mapping of str to {"classes", "continuous"}, optional
-        As in :class:`Moments`. A single column is the variable "concept" or "task", even if the
-        column has a name; columns of mappings and frames keep their names.
+        As in :class:`Moments`; a single column is the variable "concept" or "task".
     concept_from : {None, "y"}
-        With "y", the argument y of ``fit`` is the concept. Then no variable is kept, the map is
-        that of LEACE, and ``report_.method`` is "LEACE".
+        With "y", the argument y of ``fit`` is the concept, no variable is kept, and the map is
+        that of LEACE, as ``report_.method`` says.
 
     Attributes
     ----------
     projection_, moments_, report_ : Projection, Moments, Report
-        Fitted map, moments of the fitted rows and labels, and report of the map.
+        Fitted map, moments of the fitted rows, and report of the map.
     erased_, kept_ : list of str
-        Names of the erased and kept variables; after :meth:`from_moments`, its arguments `erase`
-        and `keep`.
+        Names of the erased and kept variables, or the arguments of :meth:`from_moments`.
     n_samples_seen_, n_features_in_ : int
         Number of fitted rows with positive weight, and number of features.
     feature_names_in_ : ndarray of str, shape (n_features_in_,)
         Names of the features, if X was a frame.
-
-    See Also
-    --------
-    LEACE : Erase without keeping a task.
-
-    Notes
-    -----
-    scikit-learn's cross-validation slices arrays and frames, but not mappings: pass several
-    concepts as a frame.
 
     References
     ----------
@@ -438,26 +388,12 @@ class SPLINCE(_Eraser):
 class LEACE(_Eraser):
     """Erase a concept, changing X as little as possible (least-squares concept erasure).
 
-    ``fit(X, concept=z)``; y is ignored. See :func:`splince_fast.leace`.
+    ``fit(X, concept=z)``; y is ignored. See :func:`splince_fast.leace`, also for the reference.
 
     Parameters
     ----------
     null_space, shrinkage, rank_tol, solver, subsample, covariance_type, passes, kinds, concept_from
-        As for :class:`SPLINCE`.
-
-    Attributes
-    ----------
-    projection_, moments_, report_, erased_, n_samples_seen_, n_features_in_, feature_names_in_
-        As for :class:`SPLINCE`.
-
-    See Also
-    --------
-    SPLINCE : Erase and keep a task.
-
-    References
-    ----------
-    N. Belrose, D. Schneider-Joseph, S. Ravfogel, R. Cotterell, E. Raff, S. Biderman, "LEACE:
-    Perfect linear concept erasure in closed form", NeurIPS 2023.
+        As for :class:`SPLINCE`, as are the attributes.
 
     Examples
     --------
@@ -495,17 +431,7 @@ class SAL(_Eraser):
     Parameters
     ----------
     rank_tol, subsample, covariance_type, kinds, concept_from
-        As for :class:`SPLINCE`.
-
-    Attributes
-    ----------
-    projection_, moments_, report_, erased_, n_samples_seen_, n_features_in_, feature_names_in_
-        As for :class:`SPLINCE`.
-
-    References
-    ----------
-    S. Shao, Y. Ziser, S. Cohen, "Gold doesn't always glitter: Spectral removal of linear and
-    nonlinear guarded attribute information", EACL 2023.
+        As for :class:`SPLINCE`, as are the attributes.
 
     Examples
     --------
@@ -536,18 +462,7 @@ class MeanProjection(SAL):
     Parameters
     ----------
     rank_tol, subsample, covariance_type, kinds, concept_from
-        As for :class:`SPLINCE`.
-
-    Attributes
-    ----------
-    projection_, moments_, report_, erased_, n_samples_seen_, n_features_in_, feature_names_in_
-        As for :class:`SPLINCE`.
-
-    References
-    ----------
-    P. Haghighatkhah, A. Fokkens, P. Sommerauer, B. Speckmann, K. Verbeek, "Better hit the nail
-    on the head than beat around the bush: Removing protected attributes with a single
-    projection", EMNLP 2022.
+        As for :class:`SPLINCE`, as are the attributes.
 
     Examples
     --------
@@ -569,11 +484,6 @@ class Identity(CheckedEstimator):
     """Return rows unchanged: the baseline in a search over erasers.
 
     scikit-learn's ``"passthrough"`` cannot replace it, because it accepts no `concept`.
-
-    Attributes
-    ----------
-    n_features_in_, feature_names_in_
-        As for :class:`SPLINCE`.
 
     Examples
     --------
@@ -616,9 +526,7 @@ class Identity(CheckedEstimator):
         """
         with self._restored_on_error():
             rows = self._checked(X, reset=True, min_rows=1)
-            weight = as_weights(sample_weight, rows.shape[0])
-            if weight is not None and not weight.any():
-                raise NotEnoughDataError(_NO_WEIGHT)
+            read_weights(sample_weight, rows.shape[0])
         return self
 
     def transform(self, X: object) -> Any:

@@ -16,14 +16,9 @@ class InputError(SplinceError, ValueError):
 
 
 class NonFiniteError(InputError):
-    """The data hold NaN or infinity; the text names the first affected rows.
+    """The data hold NaN or infinity; the text names the first affected rows."""
 
-    Attributes
-    ----------
-    columns : tuple of int
-        Numbers of the affected columns; empty if they are unknown, or if the text has their names.
-    """
-
+    #: Numbers of the affected columns; empty if they are unknown, or if the text has their names.
     columns: tuple[int, ...] = ()
 
 
@@ -43,11 +38,7 @@ class NotEnoughDataError(SplinceError, ValueError):
 
 
 class IncompatibleMomentsError(SplinceError, ValueError):
-    """Two moments cannot be merged or subtracted.
-
-    Their features or the kinds of their variables differ, or the subtracted rows are not among the
-    accumulated rows.
-    """
+    """Moments of other features or kinds are merged, or rows are subtracted that were not added."""
 
 
 class ConstantVariableError(SplinceError, ValueError):
@@ -55,17 +46,11 @@ class ConstantVariableError(SplinceError, ValueError):
 
 
 class InfeasibleError(SplinceError, ValueError):
-    """Kept directions lie in the span of the erased directions.
-
-    Attributes
-    ----------
-    cosine : float
-        Largest principal cosine between the two subspaces.
-    """
+    """Kept directions lie in the span of the erased directions."""
 
     def __init__(self, message: str, cosine: float) -> None:
         super().__init__(message)
-        self.cosine = cosine
+        self.cosine = cosine  #: Largest principal cosine between the two subspaces.
 
     def __reduce__(self) -> tuple[type[InfeasibleError], tuple[str, float]]:
         return type(self), (str(self), self.cosine)

@@ -1,40 +1,106 @@
-"""Projection: an affine eraser with two low-rank factors, its application, and its files."""
+"""Projection: an affine eraser with two low-rank factors, its application; files of erasers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from splince_fast._runtime import erase_rows, files
 from splince_fast._runtime.erase_rows import Factors
-from splince_fast._runtime.rows import (
-    as_reals,
-    as_rows,
-    check_feature_names,
-    is_tensor,
-)
+from splince_fast._runtime.rows import as_reals, as_rows, check_feature_names, is_tensor
 from splince_fast._solve.options import is_number
-from splince_fast.exceptions import FileFormatError, InputError
+from splince_fast.exceptions import InputError
 
 if TYPE_CHECKING:
     from splince_fast.report import Report
 
 Float = NDArray[np.float64]
 
-_FORMAT = 1
-_KIND = "projection"
+_FORMAT = 1  # of the files of all erasers
 _EPS = float(np.finfo(np.float64).eps)
 # A map counts as idempotent if a second application changes rows by at most this fraction of the
 # change by the first application.
 _IDEMPOTENT = 1e-6
 
 
-class Projection:
+class Eraser:
+    """Base class of concept erasers: :class:`Projection`, or a map that also takes labels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> axis = np.eye(3)[:, :1]
+    >>> isinstance(sf.Projection(axis, axis, np.zeros(3)), sf.Eraser)
+    True
+    """
+
+    needs_labels: ClassVar[bool]  #: Whether the map needs the labels of the concept of every row.
+    #: Returns the erased rows of X; parameters and result are those of :class:`Projection`.
+    __call__: Callable[..., Any]
+    _KIND: ClassVar[str]
+    __array_ufunc__ = None  # makes array @ eraser raise TypeError
+
+    @property
+    def n_features(self) -> int:
+        """Width d of the rows."""
+        raise NotImplementedError
+
+    @property
+    def method(self) -> str:
+        """Name of the method that computed the eraser."""
+        raise NotImplementedError
+
+    @property
+    def report(self) -> Report | None:
+        """Report of the fit: erased and kept variables, and cost; None without a report."""
+        raise NotImplementedError
+
+    def _to_record(self) -> files.Record:
+        raise NotImplementedError
+
+    @classmethod
+    def _from_record(cls, tensors: files.Tensors, metadata: Mapping[str, Any]) -> Self:
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the eraser to a safetensors file, with its report as metadata.
+
+        Parameters
+        ----------
+        path : path
+            Path of the file, which is replaced atomically: an error leaves an earlier file intact.
+            Its suffix is ``.safetensors`` or empty; others raise InputError.
+        """
+        files.write(files.eraser_path(path), self._KIND, _FORMAT, *self._to_record())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the eraser that a file holds, bit for bit as it was saved.
+
+        Parameters
+        ----------
+        path : path
+            Path of a file written by :meth:`save`.
+
+        Raises
+        ------
+        FileFormatError
+            The file is truncated, inconsistent, of another class, or from a newer version.
+        FileNotFoundError
+            The file does not exist.
+        """
+        tensors, metadata = files.read(path, cls._KIND, _FORMAT)
+        with files.consistent(path, "fit again"):
+            return cls._from_record(tensors, metadata)
+
+
+class Projection(Eraser):
     """Affine map r(x) = mean + P (x - mean), where I - P = left right^T has low rank.
 
     The object is immutable, and returned by :func:`splince_fast.splince` and the other methods. For
@@ -72,6 +138,13 @@ class Projection:
     True
     """
 
+    _KIND = "projection"
+    needs_labels = False
+    _factors: Factors
+    _method: str
+    _report: Report | Callable[[], Report] | None
+    _names: tuple[str, ...] | None
+
     def __init__(
         self,
         left: ArrayLike,
@@ -95,24 +168,7 @@ class Projection:
         if not all(np.isfinite(array).all() for array in (*factors, centre)):
             raise InputError("left, right and mean must be finite")
         rows = [np.ascontiguousarray(factor.T) for factor in factors]
-        self._set(rows[0], rows[1], centre, np.zeros(len(rows[0])), method, report, None)
-
-    def _set(
-        self,
-        left: Float,
-        right: Float,
-        mean: Float,
-        shift: Float,
-        method: str,
-        report: Report | Callable[[], Report] | None,
-        names: tuple[str, ...] | None,
-    ) -> None:
-        """Set the map x - left^T (right (x - mean) - shift); the (r, d) factors are not copied."""
-        self._left, self._right, self._mean, self._shift = left, right, mean, shift
-        self._factors = Factors(left, right, mean, shift)
-        for array in (left, right, mean, shift):
-            array.setflags(write=False)
-        self._method, self._report, self._names = method, report, names
+        self.__setstate__((*rows, centre, None, method, report))
 
     @classmethod
     def _make(
@@ -124,29 +180,43 @@ class Projection:
         method: str = "custom",
         report: Report | Callable[[], Report] | None = None,
         feature_names: tuple[str, ...] | None = None,
-    ) -> Projection:
+    ) -> Self:
         """Make the map x - left^T (right (x - mean) - shift) from valid (r, d) factors."""
         new = cls.__new__(cls)
-        shift = np.zeros(len(left)) if shift is None else shift
-        new._set(left, right, mean, shift, method, report, feature_names)
+        arrays = left, right, mean, np.zeros(len(left)) if shift is None else shift
+        for array in arrays:
+            array.setflags(write=False)
+        new._factors = Factors(*arrays)
+        new._method, new._report, new._names = method, report, feature_names
         return new
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        # The report is computed now, because a function cannot be pickled.
+        return (*self._arrays(), self._method, self.report, self._names)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__dict__.update(self._make(*state).__dict__)
+
+    def _arrays(self) -> tuple[Float, Float, Float, Float]:
+        factors = self._factors
+        return factors.left, factors.right, factors.mean, factors.shift
 
     # -- attributes ------------------------------------------------------------------------
 
     @property
     def left(self) -> Float:
         """Left factor of I - P = left right^T, (d, r) float64."""
-        return self._left.T
+        return self._factors.left.T
 
     @property
     def right(self) -> Float:
         """Right factor of I - P = left right^T, (d, r) float64."""
-        return self._right.T
+        return self._factors.right.T
 
     @property
     def mean(self) -> Float:
         """Mean of the fitted data, (d,) float64."""
-        return self._mean
+        return self._factors.mean
 
     @cached_property
     def offset(self) -> Float:
@@ -154,25 +224,24 @@ class Projection:
 
         The offset equals mean - P mean if `mean` is a fixed point of the map.
         """
-        offset = np.asarray(self.bias @ self._left)
+        offset = np.asarray(self.bias @ self._factors.left)
         offset.flags.writeable = False
         return offset
 
     @property
     def bias(self) -> Float:
         """Constant in the removed part, (r,) float64: r(x) = x - (x @ right - bias) @ left.T."""
-        return np.asarray(self._right @ self._mean + self._shift)
+        return np.asarray(self._factors.right @ self._factors.mean + self._factors.shift)
 
     @cached_property
     def rank(self) -> int:
         """Rank of I - P, the number of removed dimensions, at the rounding level of the factors."""
         # D^{-1} (I - P) D has the same rank, and does not depend on the units of the features.
-        if not len(self._left):
+        if not len(self._factors.left):
             return 0
-        left, right = _balanced(self.left, self.right)
-        inner = [np.linalg.qr(factor).R for factor in (left, right)]
-        size = float(np.linalg.norm(inner[0], 2) * np.linalg.norm(inner[1], 2))
-        values = np.linalg.svd(inner[0] @ inner[1].T, compute_uv=False)
+        left, right = self._triangular_factors()
+        size = float(np.linalg.norm(left, 2) * np.linalg.norm(right, 2))
+        values = np.linalg.svd(left @ right.T, compute_uv=False)
         return int(np.count_nonzero(values > self.n_features * _EPS * size))
 
     @cached_property
@@ -180,23 +249,34 @@ class Projection:
         """Whether r(r(x)) = r(x) up to rounding error, with features scaled as for `rank`."""
         # Let c = right^T (x - mean) - shift. The first application changes x by -left c, and the
         # second changes r(x) by -left (I - right^T left) c.
-        if not len(self._left):
+        if not len(self._factors.left):
             return True
-        left, right = _balanced(self.left, self.right)
-        first = np.linalg.qr(left).R
-        second = first @ (np.eye(len(self._left)) - self._right @ self.left)
-        for columns in (np.linalg.qr(right).R.T, self._shift):
-            size = np.linalg.norm(second @ columns)
-            if size > _IDEMPOTENT * np.linalg.norm(first @ columns):
-                return False
-        return True
+        first, right = self._triangular_factors()
+        second = first @ (np.eye(len(self._factors.left)) - self._factors.right @ self.left)
+        return all(
+            np.linalg.norm(second @ part) <= _IDEMPOTENT * np.linalg.norm(first @ part)
+            for part in (right.T, self._factors.shift)
+        )
 
-    needs_labels = False
+    def _triangular_factors(self) -> list[Float]:
+        """Return R of the QR factorisations of D^{-1} left and D right, with equal row sizes."""
+        # The size of row j is its largest absolute value; a diagonal D makes it
+        # sqrt(max |left_j| max |right_j|) in both. If a row is zero in one factor, its size in the
+        # other becomes the largest of all these sizes.
+        factors = self.left, self.right
+        sizes = [np.abs(factor).max(axis=1) for factor in factors]
+        target = np.sqrt(sizes[0]) * np.sqrt(sizes[1])
+        target = np.where(target > 0, target, target.max() or 1.0)
+        scales = (target / np.where(size > 0, size, target) for size in sizes)
+        return [
+            np.linalg.qr(factor * scale[:, None]).R
+            for factor, scale in zip(factors, scales, strict=True)
+        ]
 
     @property
     def n_features(self) -> int:
         """Width d of the rows."""
-        return len(self._mean)
+        return len(self._factors.mean)
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
@@ -217,7 +297,7 @@ class Projection:
 
     def matrix(self) -> Float:
         """Return P, (d, d) float64, of r(x) = P x + offset; for rows, X @ P.T + offset."""
-        return np.asarray(np.eye(self.n_features) - self.left @ self._right)
+        return np.asarray(np.eye(self.n_features) - self.left @ self._factors.right)
 
     def __repr__(self) -> str:
         effect = "changed" if self._method.startswith("repair") else "removed"
@@ -263,16 +343,6 @@ class Projection:
         InputError
             X has the wrong width or columns, `mask` or `out` does not match X, or a result exceeds
             the range of float16.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> axis = np.eye(3)[:, :1]
-        >>> eraser = sf.Projection(axis, axis, np.zeros(3))
-        >>> tokens = np.ones((2, 4, 3))
-        >>> eraser(tokens, mask=np.arange(4) < [[4], [2]])[1, :, 0]
-        array([0., 0., 1., 1.])
         """
         if type(X) is not np.ndarray:
             if is_tensor(X):
@@ -282,7 +352,7 @@ class Projection:
             if hasattr(X, "map_blocks") and mask is None and out is None:
                 return erase_rows.erase_lazily(self, X, self.n_features)
         rows, selected, result = erase_rows.rows_mask_and_out(
-            X, len(self._mean), self._names, mask, out
+            X, len(self._factors.mean), self._names, mask, out
         )
         erase_rows.erase(self._factors, rows, result, selected, progress, out is None)
         return result
@@ -316,8 +386,7 @@ class Projection:
                 "pass the weight as torch.nn.Linear holds it, or its transpose"
             )
         w = weight_array.astype(np.float64)
-        folded = w - (w @ self.left) @ self._right
-        shift = w @ self.offset
+        folded, shift = w - (w @ self.left) @ self._factors.right, w @ self.offset
         if bias is not None:
             column = bias if hasattr(bias, "shape") else as_reals(bias, "bias")
             if tuple(column.shape) != (len(w),):
@@ -325,27 +394,26 @@ class Projection:
                     f"bias has shape {tuple(column.shape)}; it must have one entry per row of "
                     f"weight, ({len(w)},)"
                 )
-            b = as_rows(column[None, :], width=len(w), name="bias")[0].astype(np.float64)
-            shift = b + shift
-        results: tuple[Any, Any] = folded, shift
-        if not (is_tensor(weight) and weight.dtype.is_floating_point):
-            dtype = weight_array.dtype
-            dtype = dtype if dtype.kind not in "iub" else np.result_type(dtype, np.float32)
-            with np.errstate(over="ignore"):  # an overflow raises InputError below
-                results = folded.astype(dtype), shift.astype(dtype)
-        if is_tensor(weight):
-            from splince_fast._runtime.torch_rows import tensor_like
+            shift += as_rows(column[None, :], width=len(w), name="bias")[0]
+        results: list[Any] = []
+        for name, exact in (("weight", folded), ("bias", shift)):
+            rounded: Any = exact
+            if not (is_tensor(weight) and weight.dtype.is_floating_point):
+                dtype = weight_array.dtype
+                dtype = dtype if dtype.kind not in "iub" else np.result_type(dtype, np.float32)
+                with np.errstate(over="ignore"):  # an overflow raises InputError below
+                    rounded = exact.astype(dtype)
+            if is_tensor(weight):
+                from splince_fast._runtime.torch_rows import tensor_like
 
-            results = tensor_like(weight, results[0]), tensor_like(weight, results[1])
-        for name, exact, rounded in zip(("weight", "bias"), (folded, shift), results, strict=True):
+                rounded = tensor_like(weight, rounded)
             if np.isfinite(exact).all() and not bool((abs(rounded) < np.inf).all()):
                 raise InputError(
                     f"the folded {name} holds {np.abs(exact).max():.3g}, which leaves the range of "
                     f"{rounded.dtype}; pass the layer as float32"
                 )
-        return results
-
-    __array_ufunc__ = None  # makes array @ projection raise TypeError
+            results.append(rounded)
+        return results[0], results[1]
 
     def __matmul__(self, first: Any) -> Projection:
         """Return ``second @ first``, the map that applies `first` and then `second`.
@@ -363,13 +431,14 @@ class Projection:
                 f"{first.n_features}: both act on the same rows; fit them on rows of one embedding"
             )
         check_feature_names(self._names, first._names, "the second projection")
-        carried = first._left - (first._left @ self.right) @ self._left
-        shift = self._shift + self._right @ (self._mean - first._mean)
+        left, right, mean, shift = self._arrays()
+        first_left, first_right, first_mean, first_shift = first._arrays()
+        carried = first_left - (first_left @ right.T) @ left
         return Projection._make(
-            np.concatenate([self._left, carried]),
-            np.concatenate([self._right, first._right]),
-            first._mean,
-            np.concatenate([shift, first._shift]),
+            np.concatenate([left, carried]),
+            np.concatenate([right, first_right]),
+            first_mean,
+            np.concatenate([shift + right @ (mean - first_mean), first_shift]),
             f"{self._method} @ {first._method}",
             feature_names=self._names or first._names,
         )
@@ -380,9 +449,8 @@ class Projection:
     def scaled(self, alpha: float) -> Projection:
         """Return the partial eraser x - alpha (I - P) (x - mean).
 
-        Every covariance with an erased variable is multiplied by 1 - alpha. For alpha < 1 the
-        concept is not erased: the map is invertible, so a linear probe fitted to the result
-        recovers the concept as well as before.
+        Every covariance with an erased variable is multiplied by 1 - alpha. For alpha < 1 the map
+        is invertible, so a linear probe fitted to the result recovers the concept as before.
 
         Parameters
         ----------
@@ -399,19 +467,6 @@ class Projection:
         ------
         InputError
             `alpha` is not a number between 0 and 1.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> rng = np.random.default_rng(0)
-        >>> z = rng.integers(0, 2, size=500)
-        >>> X = rng.normal(size=(500, 4)) + z[:, None]
-        >>> clean, eraser = sf.erase(X, concept=z)
-        >>> bool(np.allclose(eraser.scaled(0.5)(X), (X + clean) / 2))
-        True
-        >>> eraser.scaled(0.5).report.alpha
-        0.5
         """
         if not is_number(alpha) or not 0 <= alpha <= 1:
             raise InputError(
@@ -419,16 +474,12 @@ class Projection:
                 "which erases"
             )
         fraction = float(alpha)
-
-        def report() -> Report:
-            complete = self.report
-            assert complete is not None
-            return complete._scaled(fraction)
-
+        left, right, mean, shift = self._arrays()
+        complete = None if self._report is None else lambda: cast("Report", self.report)
         return Projection._make(
-            fraction * self._left, self._right, self._mean, self._shift,
+            fraction * left, right, mean, shift,
             self._method if fraction == 1 else f"{self._method} (alpha={fraction:g})",
-            None if self._report is None else report, self._names,
+            complete and (lambda: complete()._scaled(fraction)), self._names,
         )  # fmt: skip
 
     def astype(self, dtype: DTypeLike) -> Projection:
@@ -444,103 +495,55 @@ class Projection:
         InputError
             `dtype` is not float32 or float64.
         """
-        try:
-            valid = np.dtype(dtype) in (np.float32, np.float64) and dtype is not None
-        except (TypeError, ValueError):
-            valid = False
-        if not valid:
+        if getattr(dtype, "__name__", str(dtype)) not in ("float32", "float64"):
             raise InputError(
                 f"dtype is {dtype!r}; the dtype of the factors must be float32 or float64"
             )
-        left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
+        left, right, mean, shift = self._arrays()
         # `shift` needs no change, because it is an offset of coefficients of x - mean.
-        return Projection._make(
-            left, right, self._mean, self._shift, self._method, self._report, self._names
-        )
+        left, right = (f.astype(dtype).astype(np.float64) for f in (left, right))
+        return Projection._make(left, right, mean, shift, self._method, self._report, self._names)
 
-    # -- persistence -----------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the projection to a safetensors file, with the report as metadata.
-
-        The tensors are left, right, mean, offset, bias and shift.
-
-        Parameters
-        ----------
-        path : path
-            Path of the file, which is replaced atomically: an error leaves an earlier file intact.
-            Its suffix is ``.safetensors`` or empty; others raise InputError.
-        """
-        files.write(files.eraser_path(path), _KIND, _FORMAT, *to_record(self))
+    def _to_record(self) -> files.Record:
+        report = self.report
+        tensors = {
+            "left": self.left,
+            "right": self.right,
+            "mean": self.mean,
+            "offset": self.offset,
+            "bias": self.bias,
+            "shift": self._factors.shift,
+        }
+        return tensors, {
+            "method": self.method,
+            "feature_names": self.feature_names,
+            "report": None if report is None else report.to_dict(),
+        }
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Projection:
-        """Return the projection that a file holds, bit for bit as it was saved.
-
-        Parameters
-        ----------
-        path : path
-            Path of a file written by :meth:`save`.
-
-        Raises
-        ------
-        FileFormatError
-            The file is truncated, inconsistent, not a projection, or from a newer version.
-        FileNotFoundError
-            The file does not exist.
-        """
-        tensors, metadata = files.read(path, _KIND, _FORMAT)
-        with files.consistent(path, "fit again"):
-            return from_record(tensors, metadata)
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        # The report is computed now, because a function cannot be pickled.
-        arrays = self._left, self._right, self._mean, self._shift
-        return (*arrays, self._method, self.report, self._names)
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self._set(*state)
+    def _from_record(cls, tensors: files.Tensors, metadata: Mapping[str, Any]) -> Self:
+        d, r = tensors["left"].shape
+        real = np.float64
+        left, right, mean, _, _, shift = files.check_tensors(
+            tensors, {"left": (real, (d, r)), "right": (real, (d, r)), "mean": (real, (d,)),
+                      "offset": (real, (d,)), "bias": (real, (r,)), "shift": (real, (r,))}
+        )  # fmt: skip
+        return cls._make(
+            np.ascontiguousarray(left.T), np.ascontiguousarray(right.T), mean, shift,
+            str(metadata["method"]), read_report(metadata), files.read_feature_names(metadata, d),
+        )  # fmt: skip
 
 
-def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]:
-    """Return the named tensors and the JSON metadata of a projection for a file."""
-    report = projection.report
-    tensors = {
-        "left": projection.left,
-        "right": projection.right,
-        "mean": projection.mean,
-        "offset": projection.offset,
-        "bias": projection.bias,
-        "shift": projection._shift,
-    }
-    return tensors, {
-        "method": projection.method,
-        "feature_names": projection.feature_names,
-        "report": None if report is None else report.to_dict(),
-    }
+# Contents of a file of a projection, for files of several; `files.consistent` explains errors.
+to_record, from_record = Projection._to_record, Projection._from_record
 
 
-def from_record(tensors: files.Tensors, metadata: Mapping[str, Any]) -> Projection:
-    """Return the projection that `to_record` stored; `files.consistent` explains its errors."""
+def read_report(metadata: Mapping[str, Any]) -> Report | None:
+    """Return the report in the metadata of a file, if there is one."""
     from splince_fast.report import Report
 
-    d, r = tensors["left"].shape
-    real = np.float64
-    files.check_tensors(
-        tensors, {"left": (real, (d, r)), "right": (real, (d, r)), "mean": (real, (d,)),
-                  "offset": (real, (d,)), "bias": (real, (r,)), "shift": (real, (r,))}
-    )  # fmt: skip
     report = metadata["report"]
-    new = Projection._make(
-        np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
-        tensors["mean"], tensors["shift"], str(metadata["method"]),
-        None if report is None else Report.from_dict(report), files.read_feature_names(metadata, d),
-    )  # fmt: skip
-    terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
-    size = np.abs(new.left) @ (terms + np.abs(new._shift))
-    if (np.abs(new.offset - tensors["offset"]) > 8 * (d + r) * _EPS * size).any():
-        raise FileFormatError("its offset is not left @ bias")
-    return new
+    return None if report is None else Report.from_dict(report)
 
 
 def shift_of(bias: Float, right: Float, mean: Float) -> Float:
@@ -548,17 +551,3 @@ def shift_of(bias: Float, right: Float, mean: Float) -> Float:
     difference = bias - right @ mean
     noise = 4 * len(mean) * _EPS * (np.abs(right) @ np.abs(mean))
     return np.where(np.abs(difference) > noise, difference, 0.0)
-
-
-def _balanced(left: Float, right: Float) -> tuple[Float, Float]:
-    """Return D^{-1} left and D right, where a diagonal D gives both factors equal row sizes."""
-    # The size of row j is its largest absolute value. In both results it is
-    # sqrt(max |left_j| max |right_j|). If a row is zero in one factor, its size in the other
-    # becomes the largest of all these sizes.
-    sizes = [np.abs(factor).max(axis=1) for factor in (left, right)]
-    both = (sizes[0] > 0) & (sizes[1] > 0)
-    target = np.where(both, np.sqrt(sizes[0]) * np.sqrt(sizes[1]), 0.0)
-    target = np.where(both, target, target.max() or 1.0)
-    scales = (target / np.where(size > 0, size, target) for size in sizes)
-    balanced = [f * s[:, None] for f, s in zip((left, right), scales, strict=True)]
-    return balanced[0], balanced[1]

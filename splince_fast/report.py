@@ -30,107 +30,65 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class VariableReport:
-    """One erased or kept variable.
-
-    Attributes
-    ----------
-    name : str
-    role : {"erased", "kept"}
-    rank : int
-        Rank of Cov(x, v) for this variable v, at the rounding level of the data.
-    singular_values : tuple of float
-        Canonical correlations of x with the variable, the singular values of
-        L^+ Cov(x, v) Cov(v)^{-1/2} with Cov(x) = L L^T; missing labels count as rows at the mean.
-        Without whitening: of Cov(x, v), v in units of its standard deviation. For kept directions:
-        of the whitened directions.
-    residual : float
-        |P Cov(x, z)| / |Cov(x, z)| for an erased variable,
-        |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| for a kept variable (Frobenius norms); an upper
-        bound with ``rank_tol=`` and for :meth:`Projection.scaled`. For `oracle`, `quadratic` and
-        `repair`: largest such ratio over the features, in units of their standard deviations. For
-        an erased variable of `quadratic`: largest difference between entries of class covariances.
-        For `repair` with the strength b: |Cov(r, y) - Cov(t, y) - b X| / |Cov(x, y)|, for the rows
-        t before and r after the repair and X = Cov(x, y) - Cov(t, y).
-    bound : float
-        Rounding level of `residual`: 8 d eps q |P|^2, and the part of the covariance that is not
-        erased because it is below the rounding level of Cov(x). q is the condition number of the
-        whitened cross-covariances, |P| the spectral norm with features scaled to unit standard
-        deviation. A `residual` far above `bound` shows that part of a kept variable was dropped, or
-        part of an erased variable remains (``rank_tol=``).
-    kind : str
-        Kind of the variable: "classes (4)", "continuous (1 column)", "directions (2)".
-    expected : float or None
-        Erased variable: expected R^2 of the best linear predictor in held-out rows of the same
-        distribution, about (d - r) / n for n rows and the joint rank r of all erased variables
-        (derivation: ``splince_fast/_solve/held_out.py``). Assumes equal class covariances, unless
-        the moments were made ``by`` the variable; for a continuous variable, assumes the same
-        deviation of x at all values. None without whitening, with shrinkage or
-        ``covariance_type="diag"``, for fewer rows than dimensions, and if ``rank_tol=`` leaves part
-        of the association.
-    expected_most : float or None
-        Classes: upper bound of `expected` for any class covariances, which allows (1 - p) / p times
-        the noise, with p the fraction of the rarest class; None for moments made ``by`` it.
-    noise : Noise or None
-        Erased variable: sampling noise of the fitted Cov(x, v), for :meth:`Report.certificate`.
-        None if part of the association is left.
-    """
+    """One erased or kept variable."""
 
     name: str
-    role: str
-    rank: int
+    role: str  #: "erased" or "kept"
+    rank: int  #: Rank of Cov(x, v) for this variable v, at the rounding level of the data.
+    #: Canonical correlations of x with the variable, the singular values of
+    #: L^+ Cov(x, v) Cov(v)^{-1/2} with Cov(x) = L L^T; missing labels count as rows at the mean.
+    #: Without whitening: of Cov(x, v), v in units of its standard deviation. For kept directions:
+    #: of the whitened directions.
     singular_values: tuple[float, ...]
+    #: |P Cov(x, z)| / |Cov(x, z)| for an erased variable, |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)|
+    #: for a kept variable (Frobenius norms); an upper bound with ``rank_tol=`` and for
+    #: :meth:`Projection.scaled`. For `oracle`, `quadratic` and `repair`: largest such ratio over
+    #: the features, in units of their standard deviations. For an erased variable of `quadratic`:
+    #: largest difference between entries of class covariances. For `repair` with the strength b:
+    #: |Cov(r, y) - Cov(t, y) - b X| / |Cov(x, y)|, for the rows t before and r after the repair and
+    #: X = Cov(x, y) - Cov(t, y).
     residual: float
+    #: Rounding level of `residual`: 8 d eps q |P|^2, and the part of the covariance that is not
+    #: erased because it is below the rounding level of Cov(x). q is the condition number of the
+    #: whitened cross-covariances, |P| the spectral norm with features scaled to unit standard
+    #: deviation. With a `residual` far above it, part of a kept variable was dropped, or part of an
+    #: erased variable remains (``rank_tol=``).
     bound: float
-    kind: str = ""
+    kind: str = ""  #: "classes (4)", "continuous (1 column)" or "directions (2)", for example.
+    #: Erased variable: expected R^2 of the best linear predictor in held-out rows of the same
+    #: distribution, about (d - r) / n for n rows and the joint rank r of all erased variables.
+    #: Assumes equal class covariances, unless the moments were made ``by`` the variable; for a
+    #: continuous variable, the same deviation of x at all values. None without whitening, with
+    #: shrinkage or ``covariance_type="diag"``, for fewer rows than dimensions, and if ``rank_tol=``
+    #: leaves part of the association.
     expected: float | None = None
+    #: Classes: upper bound of `expected` for any class covariances, which allows (1 - p) / p times
+    #: the noise, with p the fraction of the rarest class; None for moments made ``by`` it.
     expected_most: float | None = None
+    #: Erased variable: sampling noise of Cov(x, v), for :meth:`Report.certificate`; None if part of
+    #: the association is left.
     noise: Noise | None = None
-
-    @property
-    def label(self) -> str:
-        """Name and kind of the variable: "z: classes (4)"."""
-        return f"{self.name}: {self.kind}" if self.kind else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Effect of erasers on held-out rows: means over folds.
+    """Effect of erasers on held-out rows: means over folds (:func:`splince_fast.cross_report`)."""
 
-    :func:`splince_fast.cross_report` returns the values of each fold.
-
-    Attributes
-    ----------
-    distortion : float
-        Mean squared change of the rows, as a fraction of the total variance of the rows.
-    concept : float or None
-        R^2 of the concept after erasure; None for a partial eraser.
-    chance : float or None
-        Chance level of `concept`: mean R^2 for random labels; None for a partial eraser.
-    kept : float or None
-        Fraction of the covariance with the kept variables that is preserved; None without kept
-        variables and for a partial eraser.
-    """
-
-    distortion: float
-    concept: float | None
-    chance: float | None
+    distortion: float  #: Mean squared change of the rows, as a fraction of their total variance.
+    concept: float | None  #: R^2 of the concept after erasure; None for a partial eraser.
+    chance: float | None  #: Mean of `concept` for random labels; None for a partial eraser.
+    #: Fraction of the covariance with the kept variables that is preserved; None without kept
+    #: variables and for a partial eraser.
     kept: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sample of rows from which Cov(x) was estimated, for moments made with ``subsample=``.
+    """Sample of rows from which Cov(x) was estimated, for moments made with ``subsample=``."""
 
-    Attributes
-    ----------
-    n_rows : int
-        Number of sampled rows.
-    expected_excess : float or None
-        Expected relative increase of `distortion`, compared with the eraser that is fitted to all
-        rows. None for SAL, and with shrinkage.
-    """
-
-    n_rows: int
+    n_rows: int  #: Number of sampled rows.
+    #: Expected relative increase of `distortion`, compared with the eraser that is fitted to all
+    #: rows. None for SAL, and with shrinkage.
     expected_excess: float | None
 
 
@@ -139,103 +97,30 @@ class DiagonalCovariance:
     """Passes over the rows for moments made with ``covariance_type="diag"``.
 
     The `singular_values` of the variables are estimates, because the variances replace Cov(x).
-
-    Attributes
-    ----------
-    passes : int or None
-        Number of passes of ``refine=`` over the rows, after which `distortion` is exact; None
-        without ``refine=``.
-    gain : float or None
-        Relative decrease of the distortion in the last pass.
     """
 
+    #: Number of passes of ``refine=`` over the rows, after which `distortion` is exact; None
+    #: without ``refine=``.
     passes: int | None
-    gain: float | None
+    gain: float | None  #: Relative decrease of the distortion in the last pass.
 
 
 @dataclass(frozen=True, slots=True)
 class OracleFit:
-    """Values in the report of :func:`splince_fast.oracle` only.
+    """Values in the report of :func:`splince_fast.oracle` only."""
 
-    Attributes
-    ----------
-    distortion_leace : float
-        D_oL: distortion of o-LEACE, the smallest possible for an eraser that uses the labels z.
-    rho : float or None
-        Largest rho_o over all linear combinations u of the kept columns: the variance of u that z
-        predicts, divided by the variance of u that x and z predict together. For single columns z
-        and y, rho_o = corr(z, y)^2 / R^2(y given x, z), and `distortion` is D_oL / (1 - rho_o).
-        None without kept variables, and with shrinkage: the map is then not that of the least
-        change.
-    """
-
+    #: D_oL: distortion of o-LEACE, the smallest possible for an eraser that uses the labels z.
     distortion_leace: float
+    #: Largest rho_o over all linear combinations u of the kept columns: the variance of u that z
+    #: predicts, divided by the variance of u that x and z predict together. For single columns z
+    #: and y, rho_o = corr(z, y)^2 / R^2(y given x, z), and `distortion` is D_oL / (1 - rho_o). None
+    #: without kept variables, and with shrinkage: the map is then not that of the least change.
     rho: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Effect of an eraser on the rows that it was fitted to.
-
-    Attributes
-    ----------
-    method : str
-        Name of the method.
-    n_rows, weight, n_features : int, float, int
-        Number of rows, weight sum and number of features of the fitted data.
-    rank_covariance : int or None
-        Rank of Cov(x) at its rounding level; None if Cov(x) was not factored (SAL).
-    rank : int
-        Number of removed dimensions; with ``null_space="drop"`` it includes the dimensions
-        outside the range of Cov(x).
-    variables : tuple of VariableReport
-        Erased and kept variables.
-    dropped : int
-        Number of kept directions that were dropped because they lie too close to the erased
-        directions.
-    cosines : tuple of float
-        Cosines of the principal angles between the whitened spans of the erased and of the kept
-        variables, before any direction was dropped.
-    amplification : float
-        a = 1 / sin of the smallest principal angle that remains after directions were dropped, the
-        norm of the whitened projection. Erasing changes a centred row, whitened by the factored
-        covariance, by at most ``alpha * sqrt(1 + strength**2 * (a**2 - 1))`` times its length. For
-        `repair`, `oracle` and `quadratic`: spectral norm of the linear map, the largest over
-        classes, with each feature in units of its standard deviation; its log10 is the number of
-        digits lost.
-    rho : float or None
-        Squared cosine of the smallest whitened angle between the erased and the remaining kept
-        directions: the squared correlation of the best linear predictions of concept and task.
-        None without kept variables, without whitening, and with ``covariance_type="diag"``.
-    distortion, distortion_leace : float or None
-        E|r(x) - x|^2 / tr Cov(x), for this eraser and for LEACE with the same moments and erased
-        variables. Both are None with ``covariance_type="diag"`` but without ``refine=``;
-        `distortion` also below its rounding error, `distortion_leace` also with ``refine=``, with
-        shrinkage, and for SAL and repair. With ``subsample=``: estimates for all rows.
-    solver : {"cholesky", "eigh", "diagonal", "refined", "none"}
-        Factorisation of the covariance.
-    tolerance : float
-        Rounding level in units of correlation; a smaller correlation counts as 0.
-    shrinkage : float
-        Weight of the isotropic target in the factored covariance.
-    warnings : tuple of str
-    sensitivity : float or None
-        Change of the removed part (P - I) x when x is rounded to float32, relative to the standard
-        deviation s of x: 2^-23 rms(x) |P - I|_F / s, with s^2 = tr Cov(x). None for erasers that
-        use labels.
-    alpha : float
-        Fraction of the change that is applied: 1, or the `alpha` of :meth:`Projection.scaled`,
-        which removes no dimension entirely; a linear probe then still recovers the variables.
-    strength : float
-        Fraction of the removed covariance with the kept variables that is restored.
-    held_out : HeldOut or None
-        Effect on held-out rows, for moments with folds.
-    sampling : Sampling or None
-        Sample of rows from which the covariance was estimated; None if all rows were used.
-    diagonal : DiagonalCovariance or None
-        Passes over the rows, for moments made with ``covariance_type="diag"``.
-    oracle : OracleFit or None
-        Values of :func:`splince_fast.oracle` only.
 
     Examples
     --------
@@ -252,30 +137,57 @@ class Report:
     True
     """
 
-    method: str
-    n_rows: int
-    weight: float
-    n_features: int
+    method: str  #: Name of the method.
+    n_rows: int  #: Number of fitted rows.
+    weight: float  #: Weight sum of the fitted rows.
+    n_features: int  #: Number of features.
+    #: Rank of Cov(x) at its rounding level; None if Cov(x) was not factored (SAL).
     rank_covariance: int | None
+    #: Number of removed dimensions; with ``null_space="drop"`` it includes the dimensions outside
+    #: the range of Cov(x).
     rank: int
-    variables: tuple[VariableReport, ...]
+    variables: tuple[VariableReport, ...]  #: Erased and kept variables.
+    #: Number of kept directions that were dropped because they lie too close to erased directions.
     dropped: int
+    #: Cosines of the principal angles between the whitened spans of the erased and of the kept
+    #: variables, before any direction was dropped.
     cosines: tuple[float, ...]
+    #: a = 1 / sin of the smallest principal angle that remains after directions were dropped, the
+    #: norm of the whitened projection. Erasing changes a centred row, whitened by the factored
+    #: covariance, by at most ``alpha * sqrt(1 + strength**2 * (a**2 - 1))`` times its length. For
+    #: `repair`, `oracle` and `quadratic`: spectral norm of the linear map, the largest over
+    #: classes, with each feature in units of its standard deviation; its log10 is the number of
+    #: digits lost.
     amplification: float
+    #: Squared cosine of the smallest whitened angle between the erased and the remaining kept
+    #: directions: the squared correlation of the best linear predictions of concept and task. None
+    #: without kept variables, without whitening, and with ``covariance_type="diag"``.
     rho: float | None
+    #: E|r(x) - x|^2 / tr Cov(x); with ``subsample=``, an estimate for all rows. None below its
+    #: rounding error, and with ``covariance_type="diag"`` but without ``refine=``.
     distortion: float | None
+    #: The same for LEACE with the same moments and erased variables; None with
+    #: ``covariance_type="diag"``, with shrinkage, and for SAL and repair.
     distortion_leace: float | None
+    #: Factorisation of the covariance: "cholesky", "eigh", "diagonal", "refined" or "none".
     solver: str
+    #: Rounding level in units of correlation; a smaller correlation counts as 0.
     tolerance: float
-    shrinkage: float
-    warnings: tuple[str, ...]
+    shrinkage: float  #: Weight of the isotropic target in the factored covariance.
+    warnings: tuple[str, ...]  #: Texts of the warnings of the fit.
+    #: Change of the removed part (P - I) x when x is rounded to float32, relative to the standard
+    #: deviation s of x: 2^-23 rms(x) |P - I|_F / s, with s^2 = tr Cov(x). None for erasers that use
+    #: labels.
     sensitivity: float | None = None
+    #: Fraction of the change that is applied: 1, or the `alpha` of :meth:`Projection.scaled`, which
+    #: removes no dimension entirely; a linear probe then still recovers the variables.
     alpha: float = 1.0
+    #: Fraction of the removed covariance with the kept variables that is restored.
     strength: float = 1.0
-    held_out: HeldOut | None = None
-    sampling: Sampling | None = None
-    diagonal: DiagonalCovariance | None = None
-    oracle: OracleFit | None = None
+    held_out: HeldOut | None = None  #: Effect on held-out rows, for moments with folds.
+    sampling: Sampling | None = None  #: None if the covariance is that of all rows.
+    diagonal: DiagonalCovariance | None = None  #: For moments with ``covariance_type="diag"``.
+    oracle: OracleFit | None = None  #: Values of :func:`splince_fast.oracle` only.
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -306,22 +218,20 @@ class Report:
     def certificate(self, delta: float = 0.05) -> dict[str, float]:
         """Return an upper bound of the held-out R^2 of linear predictors of each erased variable.
 
-        The bound holds for every map P with P Cov(x, z) = 0 in the fitted rows, for any method,
-        task or covariance used in the fit; ``docs/theory.md`` derives it. It assumes equal class
-        covariances, unless the moments were made ``by`` the variable, and for a continuous variable
-        residuals of constant variance of its regression on x.
+        The bound holds for every map P with P Cov(x, z) = 0 in the fitted rows, whatever the
+        method, asymptotically, and for rows of the same distribution; ``docs/theory.md`` derives
+        it. It assumes equal class covariances, unless the moments were made ``by`` the variable,
+        and for a continuous variable residuals of constant variance of its regression on x.
 
         Parameters
         ----------
         delta : float in (0, 1)
-            Fraction of fits in which the bound of a variable may fail. It is divided among the
-            columns of the variable, or among its classes if there are more than two.
+            Fraction of fits in which the bound of a variable may fail.
 
         Returns
         -------
         dict of str to float
-            Bound for each variable, for all its classes or columns at once: asymptotically, for
-            rows of the same distribution, and for weights that are counts of rows.
+            Bound for each variable, for all its classes or columns at once.
 
         Raises
         ------
@@ -343,15 +253,14 @@ class Report:
         if not is_number(delta) or not 0 < delta < 1:
             raise InputError(f"delta is {delta!r}; it must be a number between 0 and 1")
         erased = self._with_role("erased")
-        if not erased:
-            raise InputError(
-                f"{self.method} erases nothing itself; ask the report of the eraser for its "
-                "certificate"
-            )
         cause = ""
-        if self.alpha < 1:
-            remedy = "ask the report of the eraser with alpha = 1"
-            cause = f"part of the association is left (alpha = {self.alpha:.3g}); {remedy}"
+        if not erased:
+            cause = f"{self.method} erases nothing itself; ask the report of the eraser"
+        elif self.alpha < 1:
+            cause = (
+                f"part of the association is left (alpha = {self.alpha:.3g}); ask the report of "
+                "the eraser with alpha = 1"
+            )
         elif self.oracle is not None or self._is_quadratic:
             cause = "the map depends on labels; use an eraser that maps all rows alike"
         elif any(v.noise is None for v in erased):
@@ -364,9 +273,8 @@ class Report:
         """Return the report of the partial eraser, whose change is multiplied by `alpha`."""
         if alpha == 1:
             return self
-        # For an erased variable with c = Cov(x, z), P_alpha c = (1 - alpha) c + alpha P c. P c is 0
-        # up to rounding error, unless rank_tol= leaves a part; the sum of the norms then is an
-        # upper bound.
+        # P_alpha c = (1 - alpha) c + alpha P c for c = Cov(x, z): the sum of the norms is an upper
+        # bound, and exact to rounding unless rank_tol= leaves a part.
         variables = (
             dataclasses.replace(
                 v,
@@ -454,12 +362,10 @@ def _covariance(r: Report) -> str:
 
 
 def _effect(r: Report) -> str:
-    if r.oracle is not None:
-        return "differences between labels, and needs the label of every row"
-    if r._is_quadratic:
-        return (
-            "differences of means and covariances between classes, and needs the label of every row"
-        )
+    if r.oracle is not None or r._is_quadratic:
+        of_classes = "" if r.oracle is not None else "of means and covariances "
+        parts = "classes" if of_classes else "labels"
+        return f"differences {of_classes}between {parts}, and needs the label of every row"
     text = f"{r.rank} of {r.n_features} dimensions"
     if r.alpha == 1:
         return text
@@ -474,8 +380,10 @@ def _distortion(r: Report) -> str:
     else:
         text = "below its rounding error"
     if r.diagonal is not None and r.diagonal.passes and r.diagonal.gain is not None:
-        passes = f"{r.diagonal.passes} pass{'es' if r.diagonal.passes > 1 else ''}"
-        text += f", after {passes} (the last pass reduced it by {r.diagonal.gain:.1%})"
+        text += (
+            f", after {r.diagonal.passes} pass{'es' * (r.diagonal.passes > 1)} (the last pass "
+            f"reduced it by {r.diagonal.gain:.1%})"
+        )
     name, least = r._least_change
     if least is not None:
         text += f" ({name}: {100 * least:.3g} %)"
@@ -498,8 +406,8 @@ def _new_rows(r: Report) -> str:
     texts = []
     for v in r.variables:
         if v.expected is not None:
-            most = "" if v.expected_most is None else f"{v.expected_most:.2g}"
-            given = f" (equal class covariances; at most {most})" if most else ""
+            most = v.expected_most
+            given = "" if most is None else f" (equal class covariances; at most {most:.2g})"
             texts.append(f"{v.name} {v.expected:.2g}{given}")
     return f"expected remaining R^2 of {', '.join(texts)}" if texts else ""
 
@@ -509,13 +417,11 @@ def _certificate(r: Report) -> str:
     for v in r.variables:
         if v.noise is None or v.residual > v.bound:
             continue
-        given = ""
-        if v.kind.startswith("classes") and not v.noise.by_class:
+        given = " (for equal deviations of x at all values)"
+        if v.kind.startswith("classes"):
             given = f" (for equal covariances of the classes; for any with Moments(by={v.name!r}))"
-        elif not v.noise.by_class:
-            given = " (for equal deviations of x at all values)"
         limit = f"{certificate(v.noise, 0.05):.2g} of the variance of {v.name!r}"
-        texts.append(f"{limit} in new rows{given}")
+        texts.append(f"{limit} in new rows{given * (not v.noise.by_class)}")
     return ", ".join(texts)
 
 
@@ -530,16 +436,6 @@ def _amplification(r: Report) -> str:
         f"{r.amplification:.4g}; {row if r.rank_covariance is not None else 'a row'} moves by at "
         f"most {change:.3g} times its length (without kept variables: {r.alpha:.3g})"
     )
-
-
-def _shared(r: Report) -> str:
-    return "" if r.oracle is None or r.oracle.rho is None else f"rho_o = {r.oracle.rho:.4g}"
-
-
-def _sensitivity(r: Report) -> str:
-    if r.sensitivity is None:
-        return ""
-    return f"float32 rounding moves rows by {r.sensitivity:.2g} deviations"
 
 
 # A larger bound of the rounding error does not show that a covariance is erased or kept.
@@ -600,12 +496,16 @@ def _kept(r: Report, v: VariableReport) -> str:
     return f"{v.name!r} loses the fraction {v.residual:.2g} of its covariance with x{cause}"
 
 
+def _shown(text: str, value: float | None) -> str:
+    return "" if value is None else text.format(value)
+
+
 # Label, text, and sentence of each figure; a figure without text is left out of the report.
 FACTS: tuple[tuple[str, Callable[[Report], str], str], ...] = (
     ("data", _data, "{r.method} was fitted to {text}."),
     ("covariance", _covariance, ""),
-    ("removed", lambda r: _effect(r) if r._erases else "", "It removes {text}."),
-    ("changed", lambda r: "" if r._erases else _effect(r), "It changes {text}."),
+    ("removed", lambda r: _effect(r) * r._erases, "It removes {text}."),
+    ("changed", lambda r: _effect(r) * (not r._erases), "It changes {text}."),
     ("distortion", _distortion, "Change of the rows (distortion): {text}."),
     ("held-out rows", _held_out, "On held-out rows: {text}."),
     ("new rows", _new_rows, ""),
@@ -613,12 +513,14 @@ FACTS: tuple[tuple[str, Callable[[Report], str], str], ...] = (
     ("principal cosines", lambda r: shortened((f"{c:.4f}" for c in r.cosines), 5), ""),
     ("amplification", _amplification, ""),
     ("strength", lambda r: f"{r.strength:.3g} of the lost covariance" * (r.strength < 1), ""),
-    ("concept and task", lambda r: "" if r.rho is None else f"rho = {r.rho:.4g}", ""),
-    ("shared with the labels", _shared, ""),
-    ("sensitivity", _sensitivity, ""),
+    ("concept and task", lambda r: _shown("rho = {:.4g}", r.rho), ""),
+    ("shared with the labels", lambda r: _shown("rho_o = {:.4g}", r.oracle.rho) if r.oracle else "",
+     ""),
+    ("sensitivity", lambda r: _shown("float32 rounding moves rows by {:.2g} deviations",
+                                     r.sensitivity), ""),
     ("dropped", lambda r: f"{r.dropped} of the kept direction(s)" * bool(r.dropped), ""),
-    ("read as", lambda r: "; ".join(v.label for v in r.variables if v.kind), ""),
-)
+    ("read as", lambda r: "; ".join(f"{v.name}: {v.kind}" for v in r.variables if v.kind), ""),
+)  # fmt: skip
 
 
 def as_text(title: str, facts: Sequence[tuple[str, str]]) -> str:
@@ -667,14 +569,10 @@ def _from_plain(kind: Any, value: Any, name: str) -> Any:
 
 def _is_possible(noise: Noise) -> bool:
     """Return whether all values of a :class:`Noise` from a file are in their valid ranges."""
-    count = len(noise.taus)
-    numbers = (noise.n, noise.ratio, *noise.taus, *noise.degrees, *noise.denominators)
-    return (
-        all(0 <= v < np.inf for v in numbers)
-        and 0 < count == len(noise.degrees)
-        and len(noise.denominators) in (0, count)
-        and noise.n > 0
-    )
+    count, denominators = len(noise.taus), noise.denominators
+    numbers = (noise.ratio, *noise.taus, *noise.degrees, *denominators)
+    lengths_fit = 0 < count == len(noise.degrees) and len(denominators) in (0, count)
+    return lengths_fit and 0 < noise.n < np.inf and all(0 <= v < np.inf for v in numbers)
 
 
 # -- from a solution -------------------------------------------------------------------------------
@@ -701,22 +599,14 @@ class FitValues(NamedTuple):
 
 
 def build_report(
-    fit: FitValues,
-    solution: Solution,
-    span_z: Span,
-    span_y: Span,
-    left: Float,
-    right: Float,
+    fit: FitValues, solution: Solution, span_z: Span, span_y: Span, left: Float, right: Float
 ) -> Report:
     """Build the report of a solution; `left` and `right` are the (r, d) factors of I - P."""
     amplification = solution.amplification
     kept = bool(span_y.names) and fit.whitened and fit.diagonal is None
-    exact = fit.whitened and not fit.shrinkage
     scale = 1.0 / fit.variance if fit.variance else 0.0
-    fractions = [
-        None if change is None else change * scale
-        for change in (fit.distortion, fit.distortion_leace if exact else None)
-    ]
+    least = fit.distortion_leace if fit.whitened and not fit.shrinkage else None
+    fractions = [None if c is None else c * scale for c in (fit.distortion, least)]
     return Report(
         method=fit.method,
         n_rows=fit.n_rows,
@@ -749,11 +639,12 @@ def _variables(
     role: str, fit: FitValues, solution: Solution, span: Span, left: Float, right: Float
 ) -> Iterator[VariableReport]:
     """Yield the report of each variable of a span."""
-    if role == "erased":
-        whitened, cut, rank = solution.whitened[: len(span.rows)], solution.cut_z, solution.rank_z
-    else:
-        whitened = solution.whitened[len(solution.whitened) - len(span.rows) :]
-        cut, rank = solution.cut_y, solution.rank_y
+    is_erased, k = role == "erased", len(span.rows)
+    first = 0 if is_erased else len(solution.whitened) - k
+    whitened = solution.whitened[first : first + k]
+    cut, rank = solution.cut_y, solution.rank_y
+    if is_erased:
+        cut, rank = solution.cut_z, solution.rank_z
     # The rounding level of the singular values is `cut`, unless rank_tol= raised `cut`. Then
     # `noises` is empty, and the level is the value that `cut` has for rank_tol="auto".
     rounding = cut
@@ -761,17 +652,14 @@ def _variables(
         strongest = float(_singular_values(whitened).max(initial=0.0))
         rounding = max(solution.noise, tolerances.relative(left.shape[1], "auto") * strongest)
     for i, (name, part, interpretation) in enumerate(parts_of(span)):
-        rows, values, kind = span.rows[part], _singular_values(whitened[part]), interpretation.kind
+        rows, values = span.rows[part], _singular_values(whitened[part])
         n_used = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
-        removed = (rows @ right.T) @ left
         unused = values[n_used:]
         not_erased = min(1.0, _ratio(unused[unused <= rounding], values))
-        reported, noise, expected, expected_most = values, None, None, None
-        if fit.whitened:
-            reported = _singular_values(interpretation.whitener @ whitened[part])[: len(values)]
-            if not kind.startswith("directions"):
-                reported = np.minimum(reported, 1.0)
-        if role == "erased":
+        reported = _correlations(interpretation, whitened[part]) if fit.whitened else values
+        removed = (rows @ right.T) @ left
+        noise, expected, expected_most = None, None, None
+        if is_erased:
             noise = fit.noises[i] if fit.noises else None
             if solution.off_support is not None:
                 not_erased += _ratio(solution.off_support[part], rows)
@@ -785,9 +673,9 @@ def _variables(
             role,
             n_used,
             tuple(map(float, reported)),
-            _ratio(rows - removed if role == "erased" else removed, rows),
+            _ratio(rows - removed if is_erased else removed, rows),
             solution.bound + max(1.0, solution.size) * not_erased,  # |P| of the identity is 1
-            kind,
+            interpretation.kind,
             expected,
             expected_most,
             noise,
@@ -795,12 +683,9 @@ def _variables(
 
 
 def _held_out_r2(
-    weight: float,
-    solution: Solution,
-    interpretation: Interpretation,
-    correlations: Float,
+    weight: float, solution: Solution, interpretation: Interpretation, correlations: Float,
     noise: Noise | None,
-) -> tuple[float | None, float | None]:
+) -> tuple[float | None, float | None]:  # fmt: skip
     """Return `expected` and `expected_most` of an erased variable."""
     # The sample size is that of the labelled rows, which determine Cov(x, z).
     labelled, rank_z = interpretation.labelled_fraction, min(interpretation.whitener.shape)
@@ -817,14 +702,19 @@ def _held_out_r2(
     return expected, expected_r2(correlations, *sizes, fraction * interpretation.largest_square)
 
 
+def _correlations(interpretation: Interpretation, whitened: Float) -> Float:
+    """Return the canonical correlations of x with a variable, from its whitened span (k, d)."""
+    values = _singular_values(interpretation.whitener @ whitened)[: min(whitened.shape)]
+    return values if interpretation.kind.startswith("directions") else np.minimum(values, 1.0)
+
+
 def correlations_of(
     span: Span, whitened: Float
 ) -> Iterator[tuple[str, slice, str, tuple[float, ...]]]:
     """Yield the name, row slice, kind and canonical correlations of each variable in `span`."""
     # `whitened`, (k, d), holds the whitened rows of `span`, which the row slices index.
     for name, part, interpretation in parts_of(span):
-        values = np.linalg.svd(interpretation.whitener @ whitened[part], compute_uv=False)
-        values = np.minimum(values[: part.stop - part.start], 1.0)
+        values = _correlations(interpretation, whitened[part])
         yield name, part, interpretation.kind, tuple(map(float, values))
 
 
@@ -837,10 +727,7 @@ def parts_of(span: Span) -> Iterator[tuple[str, slice, Interpretation]]:
 
 
 def _singular_values(rows: Float) -> Float:
-    """Singular values of a (k, d) matrix in descending order; empty for an empty matrix."""
-    if not rows.size:
-        return np.zeros(0)
-    return np.asarray(np.linalg.svd(rows, compute_uv=False), dtype=np.float64)
+    return np.asarray(np.linalg.svd(rows, compute_uv=False))
 
 
 def _ratio(part: Float, whole: Float) -> float:

@@ -14,9 +14,9 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from splince_fast._runtime.erase_rows import result_dtype
-from splince_fast._runtime.memory import total_memory
 from splince_fast._runtime.rows import (
     as_numbers,
+    as_weights,
     check_values,
     checked_names,
     column_names,
@@ -25,8 +25,8 @@ from splince_fast._runtime.rows import (
     name_columns,
     refuse_lazy,
 )
-from splince_fast.exceptions import InputError, NonFiniteError
-from splince_fast.labels.containers import variables_of
+from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughDataError
+from splince_fast.labels.containers import check_index, variables_of
 from splince_fast.projection import Projection
 
 
@@ -47,9 +47,12 @@ class CheckedEstimator(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
     def _accepts_sparse(self) -> bool:
         return False
 
-    def _rows(self, X: object, *, reset: bool, min_rows: int) -> Any:
+    def _rows(self, X: object, *, reset: bool, min_rows: int, **columns: object) -> Any:
         """Return X as an array or CSR matrix, without a copy if possible."""
         refuse_lazy(X, "X")
+        if hasattr(X, "index"):  # labels and weights belong to rows by position
+            for role, column in columns.items():
+                check_index(X, column, role)
         names = column_names(X)
         if isinstance(X, np.ndarray) or hasattr(X, "to_numpy"):
             X = _stack_vectors(X)
@@ -70,16 +73,14 @@ class CheckedEstimator(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
             as_numbers(X)
         first = reset or not hasattr(self, "_column_names")
         earlier = None if first else self._column_names
-        columns = checked_names(X, rows.shape[1], earlier, first=first)
+        names_now = checked_names(X, rows.shape[1], earlier, first=first)
         if reset:
-            self._column_names = columns
+            self._column_names = names_now
         return rows
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Restore all attributes if the body of the `with` statement raises any exception."""
-        # KeyboardInterrupt is included. In the text of a NonFiniteError, the names of the features
-        # replace their numbers.
+        """Restore all attributes after any exception; name the features of a NonFiniteError."""
         before = self.__dict__.copy()
         try:
             yield
@@ -94,13 +95,6 @@ class CheckedEstimator(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  
         tags.input_tags.sparse = self._accepts_sparse
         tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
         return tags
-
-    def _refuse_missing_y(self, reason: str) -> NoReturn:
-        """Raise the error for a missing y, with the text that `check_estimator` expects."""
-        raise InputError(
-            f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
-            f"None: {reason}"
-        )
 
 
 class ErasingTransformer(CheckedEstimator):
@@ -131,6 +125,13 @@ class ErasingTransformer(CheckedEstimator):
                 "y is the concept"
             )
         return columns_by_name(concept, "concept")
+
+    def _refuse_missing_y(self, reason: str) -> NoReturn:
+        # The text is that which `check_estimator` expects.
+        raise InputError(
+            f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
+            f"None: {reason}"
+        )
 
     def _check_concept_from(self) -> None:
         if self.concept_from not in (None, "y"):
@@ -170,13 +171,14 @@ class ErasingTransformer(CheckedEstimator):
         -------
         ndarray of shape (n_samples, n_features)
             Erased rows in the dtype of X if X is floating, otherwise in float64; a frame after
-            ``set_output(transform="pandas")`` or ``"polars"``. Sparse rows give a dense array.
+            ``set_output(transform="pandas")`` or ``"polars"``. Sparse rows give a dense array: pass
+            few at a time, or use ``projection_.fold_into(weight, bias)`` for a layer that follows.
 
         Raises
         ------
         NotFittedError, InputError, NonFiniteError
-            The estimator is not fitted; X has other features than the fitted rows, or contains NaN
-            or infinity; or X is sparse and the dense result exceeds the memory of the machine.
+            The estimator is not fitted; or X has other features than the fitted rows, or contains
+            NaN or infinity.
         """
         check_is_fitted(self)
         if hasattr(X, "map_blocks"):  # X is a dask array
@@ -184,7 +186,7 @@ class ErasingTransformer(CheckedEstimator):
         rows = self._rows(X, reset=False, min_rows=0)
         projection = self.projection_
         if is_sparse(rows):
-            rows = _as_dense(rows)
+            rows = rows.astype(result_dtype(rows.dtype), copy=False).toarray()
             clean = projection(rows, out=rows)
         else:
             clean = projection(rows)
@@ -199,19 +201,6 @@ class ErasingTransformer(CheckedEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.required = self._keeps_task or self.concept_from == "y"
         return tags
-
-
-def _as_dense(rows: Any) -> NDArray[Any]:
-    """Return sparse rows as a new dense array in the dtype of the erased rows."""
-    dtype = result_dtype(rows.dtype)
-    size, memory = rows.shape[0] * rows.shape[1] * dtype.itemsize, total_memory()
-    if memory is not None and size > memory:
-        raise InputError(
-            f"erased rows are dense and take {size / 2**30:,.1f} GiB of {memory / 2**30:,.1f}; "
-            "transform fewer rows at a time, or merge the map into a linear layer that follows, by "
-            "projection_.fold_into(weight, bias)"
-        )
-    return np.asarray(rows.astype(dtype, copy=False).toarray())
 
 
 def _stack_vectors(X: Any) -> Any:
@@ -231,3 +220,13 @@ def columns_by_name(labels: object, role: str) -> dict[str, Any]:
     if not columns:
         raise InputError(f"the {role} holds no variable; pass at least one column")
     return {name: nw.to_native(column, pass_through=True) for name, column in columns.items()}
+
+
+def read_weights(sample_weight: object, n_rows: int) -> NDArray[np.float64] | None:
+    """Return the weights as float64, None for None; raise NotEnoughDataError if all are zero."""
+    weight = as_weights(sample_weight, n_rows)
+    if weight is not None and not weight.any():
+        raise NotEnoughDataError(
+            "every sample_weight is zero, so that no row is left; give some rows a positive weight"
+        )
+    return weight

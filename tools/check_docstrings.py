@@ -67,9 +67,8 @@ def main() -> int:
         if inspect.isclass(value) and issubclass(value, BaseException):
             continue
         errors = validate(path)["errors"]
-        # Records document fields as Attributes; users construct neither records nor protocols.
+        # Users do not construct records, whose fields have comments.
         record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
-        record = record or getattr(value, "_is_protocol", False)
         codes = CODES - {"PR01"} if record else CODES
         if needs_example(path) and not record:
             codes = codes | {"EX01"}

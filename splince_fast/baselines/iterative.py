@@ -1,8 +1,8 @@
-"""Base class of INLP and R-LACE: validation of inputs, probes, the projection and the report."""
+"""Base of INLP and R-LACE: rows and classes of a fit, probes, the projection and its report."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,29 +11,34 @@ from sklearn.linear_model import LogisticRegression
 
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed, names_array
-from splince_fast._solve.options import is_number
+from splince_fast._runtime.rows import check_values
+from splince_fast._solve.options import Option
 from splince_fast._solve.tolerances import EPS
-from splince_fast.baselines.inputs import (
-    ClassRows,
-    Float,
-    RandomState,
-    Validation,
-    append_validation,
-    as_generator,
-    float_rows,
-    normalised_weights,
-    observed_classes,
-    validation_mask,
-)
 from splince_fast.exceptions import (
     InputError,
     LabelError,
     NotEnoughDataError,
     NothingErasedWarning,
 )
-from splince_fast.labels.containers import check_index
+from splince_fast.labels import encode_one
+from splince_fast.labels.encoded import observed
 from splince_fast.projection import Projection
-from splince_fast.transformer import ErasingTransformer, columns_by_name
+from splince_fast.report import as_text, shortened
+from splince_fast.transformer import ErasingTransformer, read_weights
+
+Float = NDArray[np.float64]
+Index = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+RandomState = int | np.random.Generator | np.random.RandomState | None
+
+# Type and interval of the numbers that each parameter accepts.
+_NUMBERS: dict[str, tuple[type[float] | type[int], str]] = {
+    **dict.fromkeys(("alpha", "step_size"), (float, "(0, inf)")),
+    **dict.fromkeys(("tol", "weight_decay"), (float, "[0, inf)")),
+    **dict.fromkeys(("momentum", "validation_share"), (float, "[0, 1)")),
+    **dict.fromkeys(("rank", "max_rank", "batch_size"), (int, "[1, inf)")),
+    **dict.fromkeys(("max_steps", "check_every", "patience"), (int, "[1, inf)")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,48 +57,52 @@ class ErasureReport:
     rounds: int  # probes (INLP) or steps (R-LACE)
     stop: str  # reason for the stop
     majority: float  # weighted fraction of the most frequent class in the selection rows
-    # Accuracy of each probe on the selection rows (with `by_task`, on those of one task class),
-    # including the probe at which the fit stops.
-    accuracies: tuple[float, ...]
+    accuracies: tuple[float, ...]  # of all probes on the selection rows
     # |P S_xz|_F / |S_xz|_F over the training rows, P the matrix of the eraser and S_xz the
     # covariance of x with the class indicators: 1 without erasure, 0 for LEACE.
     residual: float
     # E|r(x) - x|^2 of the training rows for the eraser r, divided by their total variance.
     distortion: float
-    # Smallest cosine of the principal angles between the removed subspace and the column space of
-    # S_xz, which SAL removes: 1 if one contains the other, 0 if nothing is removed.
-    cosine_sal: float
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
-        last = f"{self.accuracies[-1]:.3f}" if self.accuracies else "-"
-        lines = [
+        facts = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        facts["accuracies"] = shortened((f"{a:.3f}" for a in self.accuracies[::-1]), 3)
+        facts["warnings"] = "; ".join(self.warnings)
+        return as_text(
             self.method,
-            f"  data        {self.n_rows:,} rows, {self.n_validation:,} for validation, "
-            f"d = {self.n_features}",
-            f"  removed     {self.rank} of {self.n_features} dimensions in {self.rounds:,} rounds",
-            f"  stopped     {self.stop}",
-            f"  probe       accuracy {last}, majority {self.majority:.3f}",
-            f"  residual    |P Sxz| / |Sxz| = {self.residual:.3g}",
-            f"  distortion  {100 * self.distortion:.3g} % of the variance",
-            f"  SAL         smallest principal cosine {self.cosine_sal:.4f}",
-        ]
-        return "\n".join(lines + [f"  warning     {text}" for text in self.warnings])
+            [(k, f"{v:.3g}" if isinstance(v, float) else str(v)) for k, v in facts.items()],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRows:
+    """Centred rows of a fit, with a class code and a weight for each row."""
+
+    rows: Float  # (n, d)
+    codes: Index
+    weight: Float
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def fraction(self, mask: Mask) -> float:
+        """Return the weighted fraction of the rows that `mask` marks."""
+        return float(self.weight @ mask / self.weight.sum())
+
+    def majority(self) -> float:
+        """Return the weighted fraction of the rows in the most frequent class."""
+        return float(np.bincount(self.codes, self.weight).max() / self.weight.sum())
 
 
 @dataclass(slots=True)
 class ErasureData:
-    """Validated inputs of one fit: centred rows, classes of the concept, and task."""
+    """Validated inputs of one fit."""
 
     train: ClassRows
-    validation: ClassRows
-    mean: Float
+    selection: ClassRows  # validation rows, or the training rows if there are none
+    mean: Float  # of the training rows
     rng: np.random.Generator
-
-    @property
-    def selection(self) -> ClassRows:
-        """The validation rows, or the training rows if there are none."""
-        return self.validation if len(self.validation) else self.train
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +115,15 @@ class ErasureRun:
     accuracies: list[float]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class IterativeEraser(ErasingTransformer):
     """Base class of transformers that project out the directions of linear probes."""
 
-    validation_share: float
-    random_state: RandomState
-    by_task: bool = False  # whether the fit needs the labels y of the task
-    classes_: NDArray[Any]
-    report_: ErasureReport
+    alpha: float = 1e-4
+    validation_share: float = 0.2
+    concept_from: str | None = None
+    random_state: RandomState = None
+    progress: bool | None = None
 
     # With metadata routing, scikit-learn passes these arguments without `set_fit_request`.
     __metadata_request__fit: ClassVar = {"concept": True, "validation": True}
@@ -125,7 +135,7 @@ class IterativeEraser(ErasingTransformer):
         *,
         concept: object = None,
         sample_weight: ArrayLike | None = None,
-        validation: Validation = None,
+        validation: ArrayLike | None = None,
     ) -> Self:
         """Fit to all rows at once, and discard any earlier fit.
 
@@ -134,16 +144,14 @@ class IterativeEraser(ErasingTransformer):
         X : array-like or frame of shape (n_samples, n_features)
             Copied to float64.
         y : array-like of shape (n_samples,), optional
-            Labels of the task. Used only with ``by_task=True`` (INLP), or as the concept with
-            ``concept_from="y"``; otherwise ignored.
+            The concept with ``concept_from="y"``; otherwise ignored.
         concept : array-like of shape (n_samples,), mapping or frame with one column
             Classes to erase. Rows without a label (None or NaN) contribute to the mean only.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies; rows of weight 0 are left out.
-        validation : array-like of bool, shape (n_samples,), or tuple (X, concept), optional
-            Mask of the validation rows, or separate validation rows. Separate rows have weight 1.
-            Probes are evaluated on these rows, but never trained on them. By default the fraction
-            ``validation_share`` of each class is drawn at random.
+        validation : array-like of bool, shape (n_samples,), optional
+            Mask of the validation rows, on which probes are evaluated, but never trained. By
+            default the fraction ``validation_share`` of each class is drawn at random.
 
         Returns
         -------
@@ -157,7 +165,19 @@ class IterativeEraser(ErasingTransformer):
         """
         with self._restored_on_error():
             self._check_parameters()
-            data = self._read(X, y, concept, sample_weight, validation)
+            columns = self._concept_columns(y, concept)
+            if len(columns) != 1:
+                raise LabelError(
+                    f"the concept holds the variables {listed(sorted(columns))}; "
+                    f"{type(self).__name__} erases one variable: pass one column, or joint cells "
+                    "as one"
+                )
+            rows = self._rows(
+                X, reset=True, min_rows=2, y=y, concept=concept, sample_weight=sample_weight,
+                validation=validation,
+            )  # fmt: skip
+            ((name, values),) = columns.items()
+            data = self._data(rows, str(name), values, sample_weight, validation)
             self._set_results(data, self._erase(data))
         return self
 
@@ -167,119 +187,135 @@ class IterativeEraser(ErasingTransformer):
     def _check_parameters(self) -> None:
         """Raise InputError for an invalid parameter; called before any row is read."""
         self._check_concept_from()
-        if not is_number(self.validation_share) or not 0 <= self.validation_share < 1:
-            raise InputError(
-                f"validation_share is {self.validation_share!r}; it must be a number in [0, 1)"
-            )
+        for field in fields(self):
+            if field.name in _NUMBERS:
+                number, interval = _NUMBERS[field.name]
+                default = None if "None" in str(field.type) else field.default
+                option = Option(field.name, default, "", number=number, interval=interval)
+                option.check(getattr(self, field.name))
 
-    def _read(
-        self, X: Any, y: Any, concept: Any, sample_weight: ArrayLike | None, validation: Validation
+    def _data(
+        self, X: NDArray[Any], name: str, values: Any, sample_weight: Any, validation: Any
     ) -> ErasureData:
-        """Validate the inputs, split off the validation rows, and subtract the training mean."""
-        columns = self._concept_columns(y, concept)
-        if len(columns) != 1:
+        """Validate classes and weights, split off the validation rows, subtract the mean."""
+        column = observed(encode_one(values, len(X), name=name, kind="classes"))
+        codes, classes = column.codes, column.classes
+        if len(classes) < 2:
             raise LabelError(
-                f"the concept holds the variables {listed(sorted(columns))}; "
-                f"{type(self).__name__} erases one variable: pass one column, or joint cells as one"
+                f"the concept has only {len(classes)} class(es) among its labels; pass at least two"
             )
-        mask = None if isinstance(validation, tuple) else validation
-        for column, role in (
-            (y, "y"), (concept, "concept"), (sample_weight, "sample_weight"), (mask, "validation")
-        ):  # fmt: skip
-            check_index(X, column, role)
-        rows = self._rows(X, reset=True, min_rows=2)
-        ((name, values),) = columns.items()
-        inputs = [rows, values, y] if self.by_task else [rows, values]
-        if isinstance(validation, tuple):
-            if len(validation) > 1:
-                # The concept may also be a frame or mapping with one column.
-                concept_columns = columns_by_name(validation[1], "concept")
-                if len(concept_columns) == 1:
-                    validation = (validation[0], *concept_columns.values(), *validation[2:])
-            inputs, sample_weight, validation = append_validation(
-                validation, inputs, sample_weight, lambda X: self._rows(X, reset=False, min_rows=1)
-            )
-        rows, values, *task_columns = inputs
-        classes, codes = observed_classes(values, len(rows), str(name), "the concept")
-        weight = normalised_weights(sample_weight, len(rows))
-        task = None
-        if task_columns:
-            if task_columns[0] is None:
-                self._refuse_missing_y("by_task draws a class of y per round")
-            _, task = observed_classes(task_columns[0], len(rows), "task", "the task")
-        usable = (codes >= 0) & (weight > 0)
-        rng = as_generator(self.random_state)
-        mask = validation_mask(validation, self.validation_share, codes, usable, rng)
+        weight = read_weights(sample_weight, len(X))
+        weight = np.ones(len(X)) if weight is None else weight / weight[weight > 0].mean()
+        usable, rng = (codes >= 0) & (weight > 0), _generator(self.random_state)
+        mask = _validation_mask(validation, self.validation_share, codes, usable, rng)
         in_mean = ~mask & (weight > 0)
-        rows = float_rows(rows)
+        check_values(X)
+        rows = np.array(X, dtype=np.float64, order="C")
         mean = weight[in_mean] @ rows[in_mean] / weight[in_mean].sum()
         rows -= mean
-        labelled = ClassRows(rows, codes, weight, task)
-        train, validation_rows = (labelled.take(usable & part) for part in (~mask, mask))
+        train, selection = (
+            ClassRows(rows[part], codes[part], weight[part])
+            for part in (usable & ~mask, usable & mask)
+        )
         if len(np.unique(train.codes)) < len(classes):
             raise NotEnoughDataError(
                 "a class of the concept has no training row; mark other rows for validation, or "
                 "leave the class out"
             )
-        if len(validation_rows) and len(np.unique(validation_rows.codes)) < 2:
+        if len(selection) and len(np.unique(selection.codes)) < 2:
             raise LabelError(
                 "the validation rows hold a single class of the concept; mark other rows for "
                 "validation"
             )
         self.classes_ = names_array(classes)
-        return ErasureData(train, validation_rows, mean, rng)
+        return ErasureData(train, selection if len(selection) else train, mean, rng)
 
     def _set_results(self, data: ErasureData, run: ErasureRun) -> None:
         """Set `projection_` and `report_`."""
-        train, basis = data.train, run.basis
-        cross_covariance = _cross_covariance(train, len(self.classes_))
+        train, basis, name = data.train, run.basis, type(self).__name__
+        indicators, fraction = np.eye(len(self.classes_))[train.codes], train.weight[:, None]
+        fraction = fraction / fraction.sum()
+        cross_covariance = (fraction * train.rows).T @ (indicators - fraction.T @ indicators)
         removed, total = (
             float(train.weight @ np.einsum("ij,ij->i", rows, rows))
             for rows in (train.rows @ basis, train.rows)
         )
-        erased_covariance = cross_covariance - basis @ (basis.T @ cross_covariance)
+        remaining = cross_covariance - basis @ (basis.T @ cross_covariance)
         norm = float(np.linalg.norm(cross_covariance))
         warnings: tuple[str, ...] = ()
+        majority = data.selection.majority()
         if not basis.shape[1]:
-            accuracies = ", ".join(f"{accuracy:.3f}" for accuracy in run.accuracies[:3])
-            text = f"nothing was erased, so the eraser is the identity: {run.stop}"
-            if accuracies:
-                text += (
-                    f" (probe accuracy on the selection rows {accuracies}; always predicting the "
-                    f"most frequent class gives {data.selection.majority():.3f})"
+            warnings = (f"nothing was erased, so the eraser is the identity: {run.stop}",)
+            if run.accuracies:
+                accuracies = ", ".join(f"{accuracy:.3f}" for accuracy in run.accuracies[:3])
+                warnings = (
+                    f"{warnings[0]} (probe accuracy on the selection rows {accuracies}; always "
+                    f"predicting the most frequent class gives {majority:.3f})",
                 )
-            warn(text, NothingErasedWarning)
-            warnings = (text,)
-        self._projection = Projection(basis, basis, data.mean, method=type(self).__name__)
+            warn(warnings[0], NothingErasedWarning)
+        self._projection = Projection(basis, basis, data.mean, method=name)
         self.report_ = ErasureReport(
-            method=type(self).__name__,
+            method=name,
             n_rows=len(train),
-            n_validation=len(data.validation),
+            n_validation=0 if data.selection is train else len(data.selection),
             n_features=len(data.mean),
             rank=basis.shape[1],
             rounds=run.rounds,
             stop=run.stop,
-            majority=data.selection.majority(),
+            majority=majority,
             accuracies=tuple(run.accuracies),
-            residual=float(np.linalg.norm(erased_covariance)) / norm if norm else 0.0,
+            residual=float(np.linalg.norm(remaining)) / norm if norm else 0.0,
             distortion=removed / total if total else 0.0,
-            cosine_sal=_smallest_cosine(cross_covariance, basis),
             warnings=warnings,
         )
 
 
-def _cross_covariance(train: ClassRows, n_classes: int) -> Float:
-    """Return the (d, K) covariance of x with the indicators of the K classes."""
-    weight, indicators = train.weight / train.weight.sum(), np.eye(n_classes)[train.codes]
-    return np.asarray((weight[:, None] * train.rows).T @ (indicators - weight @ indicators))
+def _generator(random_state: RandomState) -> np.random.Generator:
+    """Return a Generator; a RandomState draws its seed."""
+    if isinstance(random_state, np.random.RandomState):
+        random_state = int(random_state.randint(2**31 - 1))
+    try:
+        return np.random.default_rng(random_state)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"random_state is {random_state!r}; it must be None, a non-negative integer, a "
+            "Generator or a RandomState"
+        ) from error
 
 
-def _smallest_cosine(cross_covariance: Float, basis: Float) -> float:
-    """Return the smallest cosine of the principal angles between two column spaces, or 0."""
-    cross_basis = orthonormal_basis(cross_covariance)
-    if not cross_basis.shape[1] or not basis.shape[1]:
-        return 0.0
-    return float(min(1.0, np.linalg.svd(basis.T @ cross_basis, compute_uv=False).min()))
+def _validation_mask(
+    validation: ArrayLike | None,
+    fraction: float,
+    codes: Index,
+    usable: Mask,
+    rng: np.random.Generator,
+) -> Mask:
+    """Return the mask of the validation rows: `validation`, or a random fraction of each class.
+
+    Of the n rows of a class that are `usable`, ``min(round(fraction * n), n - 1)`` are drawn. The
+    mask is all False if fewer than two classes would have a validation row.
+    """
+    if validation is not None:
+        mask = np.asarray(validation)
+        if mask.dtype != np.bool_ or mask.shape != codes.shape:
+            raise InputError(
+                f"validation is {mask.dtype} of shape {mask.shape}; pass one boolean per row, True "
+                "where the row is for validation"
+            )
+        if not (mask & usable).any() or not (~mask & usable).any():
+            raise InputError(
+                "validation marks all of the usable rows (labelled, of positive weight), or none; "
+                "mark some of them, and leave others for training"
+            )
+        return mask
+    mask = np.zeros(len(codes), dtype=np.bool_)
+    n_classes = 0
+    for code in np.unique(codes[usable]) if fraction else ():
+        members = np.flatnonzero(usable & (codes == code))
+        n_drawn = min(round(fraction * len(members)), len(members) - 1)
+        mask[rng.permutation(members)[:n_drawn]] = True
+        n_classes += n_drawn > 0
+    return mask if n_classes > 1 else np.zeros_like(mask)
 
 
 def orthonormal_basis(columns: Float, orthogonal_to: Float | None = None) -> Float:

@@ -14,7 +14,7 @@ from splince_fast.cli.options import add_shared, check_outputs
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
-    from splince_fast.conditional import Eraser
+    from splince_fast.projection import Eraser
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

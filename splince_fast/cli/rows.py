@@ -20,7 +20,7 @@ from splince_fast.exceptions import InputError
 if TYPE_CHECKING:
     from pyarrow import Table
 
-    from splince_fast.conditional import Eraser
+    from splince_fast.projection import Eraser
     from splince_fast.sources import Source
 
 # All arrays of a file by name, and its metadata.

@@ -29,19 +29,17 @@ def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
 # -- erasers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by_task", [False, True])
-def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_rows(
-    by_task: bool,
-) -> None:
+def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_rows() -> None:
     X, y, z = data(900)
     X = 7 * X + 3
-    eraser = INLP(by_task=by_task, random_state=0)
-    erasers = {"none": "none", "INLP": eraser if by_task else "INLP"}
-    result = run(X, y, z, erasers=erasers, **LEVEL)
+    result = run(X, y, z, erasers=("none", "INLP"), **LEVEL)
     twin = script(X, y, z)
-    rows, rest = twin.scaled(X[twin.train]), twin.validation
-    held = (twin.scaled(X[rest]), z[rest], *((y[rest],) if by_task else ()))
-    model = eraser.fit(rows, y[twin.train], concept=z[twin.train], validation=held)
+    rows, fitted = twin.scaled(X[twin.train]), np.concatenate([twin.train, twin.validation])
+    model = INLP(random_state=0).fit(
+        twin.scaled(X[fitted]),
+        concept=z[fitted],
+        validation=np.arange(len(fitted)) >= len(twin.train),
+    )
     assert result.mean("rank", eraser="INLP") == model.projection_.rank >= 1
     erased = model.transform(rows) * twin.unit + twin.mean
     assert result.mean("distortion", eraser="INLP") == twin.distortion(erased)

@@ -54,10 +54,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "leakage": lambda z: leakage(X, z, probes=("linear",)),
     "compare": lambda z: ev.compare(X, task=rng.permutation(100) % 2, concept=z, **BRIEF),
     "RLACE": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=z),
-    "task of INLP": lambda z: baselines.INLP(by_task=True, random_state=0).fit(
-        X, mask_of(z), concept=Z.to_numpy()
-    ),
-    "validation": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=TASK, validation=(X, z)),
     "mask of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(
         X, concept=TASK, validation=mask_of(z)
     ),

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "splince_fast"
 
 # From the ground up; each may import those before it.
 LAYERS = [
@@ -27,17 +26,17 @@ LAYERS = [
     ["cli", "__main__", "__init__"],
 ]
 LEVEL = {name: i for i, name in enumerate(name for names in LAYERS for name in names)}
-# Applications of the library: nothing imports them but each other and the command line.
+# Applications of the library: nothing imports them, nor the public names, but each other and the
+# command line.
 APPLICATIONS = {"nn", "baselines", "evaluation", "demo"}
 
 
 def module_name(path: Path) -> str:
     """The dotted name of a file below the root."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {module_name(path): path for path in sorted((ROOT / "splince_fast").rglob("*.py"))}
 
 
 def imports_of(tree: ast.AST, modules: Iterable[str]) -> set[str]:
@@ -74,11 +73,9 @@ def test_imports_point_downwards(name: str) -> None:
     package = package_of(name)
     assert package in LEVEL, f"{package} stands in no layer: give it one"
     for other in map(package_of, GRAPH[name]):
-        if other == "__init__":  # the public names
-            assert package in {*APPLICATIONS, "cli", "__main__"}, f"{name} imports splince_fast"
-            continue
-        assert other == package or LEVEL[other] < LEVEL[package], f"{name} imports {other}"
-        if other in APPLICATIONS:
+        is_below = other in ("__init__", package) or LEVEL[other] < LEVEL[package]
+        assert is_below, f"{name} imports {other}"
+        if other in APPLICATIONS | {"__init__"}:
             assert package in {*APPLICATIONS, "cli", "__main__"}, f"{name} imports {other}"
 
 

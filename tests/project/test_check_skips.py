@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+main = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "check_skips.py"))["main"]
 WHOLE = (
     '<testcase classname="" name="tests.test_b"><skipped type="pytest.skip" '
     'message="needs dask">needs dask</skipped></testcase>'
@@ -27,29 +26,19 @@ def case(name: str, why: str | None = None, *, kind: str = "skip", module: str =
     return f"<testcase {where}>{found}</testcase>"
 
 
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_skips", ROOT / "tools" / "check_skips.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_tests_and_modules_that_ran_nowhere_fail_the_gate(
-    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     core = junit(tmp_path / "core.xml", case("test_x"), case("test_y", "pandas is missing"), WHOLE)
-    assert tool.main([core, core]) == 1
+    assert main([core, core]) == 1
     out = capsys.readouterr().out
     assert "tests/test_a.py::test_y is skipped in every job: pandas is missing" in out
     assert "tests/test_b.py is skipped in every job: needs dask" in out
-    assert tool.main(["--list", core]) == 0
+    assert main(["--list", core]) == 0
     assert capsys.readouterr().out == "tests/test_a.py::test_y\ntests/test_b.py\n"
     other = junit(tmp_path / "all.xml", case("test_y"), case("test_z", module="test_b"))
-    assert tool.main([core, other]) == 0
-    assert tool.main([junit(tmp_path / "empty.xml")]) == 1
+    assert main([core, other]) == 0
+    assert main([junit(tmp_path / "empty.xml")]) == 1
 
 
 @pytest.mark.parametrize(
@@ -57,8 +46,6 @@ def test_tests_and_modules_that_ran_nowhere_fail_the_gate(
     [("needs a GPU", "skip", True), ("set SPLINCE_FAST_DATA", "skip", True),
      ("a bug", "xfail", True), ("needs pandas", "skip", False), ("", "skip", False)],
 )  # fmt: skip
-def test_only_named_reasons_excuse(
-    tool: ModuleType, tmp_path: Path, why: str, kind: str, excused: bool
-) -> None:
+def test_only_named_reasons_excuse(tmp_path: Path, why: str, kind: str, excused: bool) -> None:
     core = junit(tmp_path / "core.xml", case("test_x"), case("test_y", why, kind=kind))
-    assert tool.main([core]) == int(not excused)
+    assert main([core]) == int(not excused)

@@ -14,6 +14,7 @@ from splince_fast import exceptions
 PACKAGE = Path(exceptions.__file__).parent
 CLASSES = {name for name, value in vars(exceptions).items() if inspect.isclass(value)}
 MOST = 240  # characters of literal text, without the values that are filled in
+Assigned = list[tuple[int, str, ast.expr]]  # line, name and value
 
 
 def name_of(node: ast.expr) -> str:
@@ -21,29 +22,25 @@ def name_of(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-Assigned = list[tuple[int, str, ast.expr]]  # line, name and value
-
-
-def texts_of(node: ast.expr, assigned: Assigned) -> Iterator[str]:
+def text_of(node: ast.expr, assigned: Assigned) -> str:
     """Literal text of a message: of the longest branch, and of the names assigned before."""
     match node:
         case ast.Constant(value=str(text)):
-            yield text
+            return text
         case ast.JoinedStr(values=parts):
-            for part in parts:
-                yield from texts_of(part, assigned)
+            return "".join(text_of(part, assigned) for part in parts)
         case ast.FormattedValue(value=value) | ast.NamedExpr(value=value):
-            yield from texts_of(value, assigned)
+            return text_of(value, assigned)
         case ast.BinOp(left=left, right=right, op=ast.Add()):
-            yield from texts_of(left, assigned)
-            yield from texts_of(right, assigned)
+            return text_of(left, assigned) + text_of(right, assigned)
         case ast.IfExp(body=body, orelse=other):
-            yield max(("".join(texts_of(branch, assigned)) for branch in (body, other)), key=len)
+            return max((text_of(branch, assigned) for branch in (body, other)), key=len)
         case ast.Name(id=name, lineno=line):
             before = [entry for entry in assigned if entry[1] == name and entry[0] < line]
             if before:
                 at, _, value = max(before, key=lambda entry: entry[0])
-                yield from texts_of(value, [entry for entry in assigned if entry[0] < at])
+                return text_of(value, [entry for entry in assigned if entry[0] < at])
+    return ""
 
 
 def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -61,9 +58,8 @@ def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 arguments = node.args
             elif isinstance(node, ast.Tuple) and any(name_of(e) in CLASSES for e in node.elts):
                 arguments = node.elts
-            for argument in arguments:
-                if text := "".join(texts_of(argument, assigned)):
-                    yield node.lineno, text
+            texts = (text_of(argument, assigned) for argument in arguments)
+            yield from ((node.lineno, text) for text in texts if text)
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
