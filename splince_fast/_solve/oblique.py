@@ -1,4 +1,4 @@
-"""The oblique projection that erases one span and keeps another, computed from a factor.
+"""Factors of a covariance, and the oblique projection that erases one span and keeps another.
 
 A span is a cross-covariance of x with labels, one row per label column. S = L L^T is the covariance
 that is factored, and P is the projection.
@@ -6,23 +6,82 @@ that is factored, and P is the projection.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import factor as status
-from splince_fast._kernels import oblique as kernels
-from splince_fast._runtime.names import listed
+from splince_fast._kernels import factor as kernels
+from splince_fast._kernels import oblique as oblique_kernels
+from splince_fast._kernels.factor import Factor
+from splince_fast._runtime.names import VariableName, listed
 from splince_fast._solve import tolerances
-from splince_fast._solve.factor import Factor
-from splince_fast._solve.messages import common_text, raise_numerical
 from splince_fast._solve.options import Options
-from splince_fast.exceptions import InfeasibleError
+from splince_fast.exceptions import InfeasibleError, SplinceError
 
 Float = NDArray[np.float64]
 
-_TINY = float(np.finfo(np.float64).tiny)
+
+# --- factors --------------------------------------------------------------------------------------
+
+
+def dense(
+    scatter: Float, weight: float, floor: Float, *, max_rank: int, tolerance: float,
+    intensity: float = 0.0, solver: str = "auto",
+) -> Factor:  # fmt: skip
+    """Return the factor L of the shrunk covariance, L L^T = (1 - a) S + a (tr S / d) I."""
+    # S = scatter / weight; the upper triangle of `scatter`, in Fortran order, is not used. A
+    # feature counts as constant if its standard deviation is at most `floor`. `tolerance` is the
+    # rounding error of the eigenvalues of S scaled to unit diagonal.
+    d = len(floor)
+    ridge = intensity * float(np.einsum("ii->", scatter)) / (weight * d) if intensity else 0.0
+    factor = kernels.dense(
+        scatter,
+        floor,
+        per_weight=(1.0 - intensity) / weight,
+        ridge=ridge,
+        max_rank=d if intensity else max_rank,
+        tolerance=tolerance,
+        force_eigh=solver == "eigh",
+        allow_eigh=solver != "cholesky",
+    )
+    if factor.status != kernels.STATUS_OK:
+        _raise_numerical(factor.status, solver)
+    return factor
+
+
+def oas(scatter: Float, weight: float) -> float:
+    """Return the intensity a in [0, 1] for S = scatter / weight, of which one triangle is read."""
+    # Oracle approximating shrinkage (Chen, Wiesel, Eldar and Hero 2010), for S scaled to tr(S) = d,
+    # so that the target is I: a = (tr S^2 / d + d) / ((n + 1) |S - I|^2 / d).
+    d = len(scatter)
+    diagonal = np.einsum("ii->i", scatter)
+    scale = float(diagonal.sum()) / d
+    if scale == 0.0:
+        return 1.0
+    squares = sum(float(np.sum((scatter[j + 1 :, j] / scale) ** 2)) for j in range(d))
+    frobenius = 2 * squares + float(np.sum((diagonal / scale) ** 2))  # tr(S^2)
+    distance = frobenius - d  # |S - I|^2
+    return min(1.0, (frobenius / d + d) / ((weight + 1) * distance / d)) if distance > 0 else 1.0
+
+
+def _raise_numerical(code: int, solver: str) -> NoReturn:
+    """Raise SplinceError for the status `code` of a factorisation, with cause and remedy."""
+    if code == kernels.STATUS_RANK_DEFICIENT:
+        raise SplinceError(
+            "the covariance of x is not positive definite at its rounding level (fewer rows than "
+            "features, or duplicated features), which solver='cholesky' cannot factor; use "
+            "solver='auto', or shrinkage="
+        )
+    event = "did not converge" if code == kernels.STATUS_NO_CONVERGENCE else "met a singular matrix"
+    raise SplinceError(
+        f"the solver ({solver}) {event}. The moments may be damaged: check that "
+        "moments.covariance() is finite and positive semi-definite, or pass shrinkage=1e-6"
+    )
+
+
+# --- the projection -------------------------------------------------------------------------------
 
 
 class Solution(NamedTuple):
@@ -61,7 +120,7 @@ class Solution(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Bound of the rounding error in `residual_z` and `residual_y` (`tolerances.residual`)."""
+        """Bound of the rounding error in `residual_z` and `residual_y`."""
         return tolerances.residual(self.whitened.shape[1], self.spread, self.size)
 
 
@@ -79,7 +138,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     noise = max(tolerances.noise(variance, factor.smallest), factor.rounding)
     fields = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
     max_amplification = options.max_amplification
-    result = kernels.oblique(
+    result = oblique_kernels.oblique(
         factor,
         span_z,
         span_y,
@@ -99,12 +158,20 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     return Solution._make((*result, noise, *fields, null_basis, off_support))
 
 
+def common_text(erased: Sequence[VariableName], kept: Sequence[VariableName]) -> str:
+    """Return the sentence that names variables both erased and kept; "" without such variables."""
+    both = [name for name in kept if name in erased]
+    if not both:
+        return ""
+    return f"{listed(both)} is to be erased and to be kept: name it in one of erase= and keep=. "
+
+
 def raise_failure(
     solution: Solution, erased: list[str], kept: list[str], method: str, solver: str
 ) -> NoReturn:
     """Raise the error for the status of a failed solve, with cause and remedy."""
-    if solution.status != status.STATUS_INFEASIBLE:
-        raise_numerical(solution.status, solver)
+    if solution.status != kernels.STATUS_INFEASIBLE:
+        _raise_numerical(solution.status, solver)
     cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
     raise InfeasibleError(
         f"{common_text(erased, kept)}{method} cannot keep {listed(kept)} while it erases "
@@ -143,8 +210,9 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     # passed as `keep` have entries there. If that component is rounding error, M = N. Block
     # elimination then replaces [right, M] by a matrix with [right, M]^T [left, N] = I; its
     # off-diagonal blocks B = right^T N and C = M^T left are small.
-    left, right, null = solution.left, solution.right, solution.null_basis
-    if null is None or not len(null):
+    left, right = solution.left, solution.right
+    null = np.asarray(solution.null_basis)
+    if not len(null):
         return left, right
     inverse: Float = np.where(solution.inverse_scale == 0.0, 1.0, solution.inverse_scale)
     dual: Float = null
@@ -164,21 +232,15 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     return np.concatenate([left, null]), np.concatenate([dual_right, dual - from_left @ dual_right])
 
 
-def _scaled(left: Float, right: Float) -> tuple[Float, Float]:
-    """Return factors of the same product, with rows of `left` of maximum 1: no square overflows."""
-    sizes = np.abs(left).max(axis=1, keepdims=True, initial=_TINY)
-    return left / sizes, right * sizes
-
-
 @np.errstate(over="ignore", invalid="ignore")
 def column_norms(left: Float, right: Float) -> Float:
     """Return the norms of the columns of left^T right, (d,), for factors (r, d), in O(d r^2)."""
-    units, weights = _scaled(left, right)
+    scale = np.abs(left).max(initial=np.finfo(np.float64).tiny)  # no square overflows
+    units, weights = left / scale, right * scale
     squares = (weights * (units @ units.T @ weights)).sum(axis=0)
     return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tuple[float, float]:
     """Return the sensitivity to float32 rounding, sqrt(E|(P - I) e|^2) / s, and |P - I|_F."""
     # e is the error of rounding x to float32. Its entries are taken as independent, with the
@@ -186,10 +248,9 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
     # Cov(x), the sensitivity is eps32 rms(x) |P - I|_F / s.
     if variance <= 0.0:
         return 0.0, 0.0
-    units, weights = _scaled(left, right)
-    norm = max(0.0, float(np.vdot(units @ units.T, weights @ weights.T))) ** 0.5
-    deviations = mean / variance**0.5
-    offset = float(np.vdot(deviations, deviations))
+    norms = column_norms(left, right)
+    norm, deviations = float(norms @ norms) ** 0.5, mean / variance**0.5
+    offset = float(deviations @ deviations)
     effect: float = tolerances.EPS32 * norm * ((1.0 + offset) / len(mean)) ** 0.5
     return min(effect, float(np.finfo(np.float64).max)), norm
 

@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._solve import factor, tolerances
+from splince_fast._solve import tolerances
+from splince_fast._solve.oblique import dense
 
 Float = NDArray[np.float64]
 
@@ -74,7 +75,7 @@ def shrunk_solves(
     the label columns that covary with small features only.
     """
     d, inverse = len(units), inverse_units(units)
-    fitted = factor.dense(
+    fitted = dense(
         np.asfortranarray(scaled), 1.0, np.zeros(d), max_rank=d,
         tolerance=tolerances.eigenvalue(d, tolerances.EPS), intensity=intensity,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -15,6 +16,8 @@ from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.statistics import Factored, check_moments
 from splince_fast.projection import Projection
+
+_DEFAULTS = Options()
 
 
 def splince(
@@ -49,8 +52,7 @@ def splince(
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
-        Variables whose covariance with x is preserved exactly; or directions y_j such that
-        P y_j = y_j.
+        Variables whose covariance with x stays exact; or directions y_j such that P y_j = y_j.
     max_amplification : float, optional
         Drop the kept directions whose angle to the erased span has 1 / sin(angle) above this value.
     on_infeasible : {"raise", "drop"}
@@ -65,15 +67,15 @@ def splince(
         and Hero (2010). "cv", for folds, selects 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 or "oas" by the
         distortion of held-out rows.
     rank_tol : "auto" or float in [0, 1)
-        Singular values of the concept below this value times the largest are ignored. "auto"
-        ignores those at the rounding level.
+        Ignore singular values of the concept below this value times the largest; "auto" ignores
+        those at the rounding level.
     solver : {"auto", "cholesky", "eigh"}
         Factorisation of Cov(x). "auto" is Cholesky unless Cov(x) is rank deficient at its rounding
         level.
     strength : float in [0, 1]
         Fraction b that is restored of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
-        removes: P_b = (1 - b) P_LEACE + b P and P_b Cov(x, y) = Cov(x, y) - (1 - b) X. The
-        distortion in addition to that of LEACE is multiplied by b^2. 0 is LEACE.
+        removes: P_b = (1 - b) P_LEACE + b P. The distortion in addition to that of LEACE is
+        multiplied by b^2. 0 is LEACE.
     refine : Source or iterable of blocks, optional
         The accumulated rows, for extra passes; only for moments made with
         ``covariance_type="diag"``. Each pass takes O(n d k) for k columns, and never increases the
@@ -106,8 +108,8 @@ def splince(
     PrecisionWarning
         An amplification above 1e4; a residual above its bound, or a bound of 1 or more; an
         association with directions at the rounding level (for SAL: with features far smaller than
-        others); or a sensitivity (:class:`Report`) above 1e-3 and above 10 times that of an
-        orthogonal projection of the same rank.
+        others); or a sensitivity (:class:`Report`) above 1e-3 and 10 times that of an orthogonal
+        projection.
     ManyClassesWarning
         An erased integer variable with more than 24 classes and no entry in ``kinds=``, which may
         be a quantity, takes half of the rank or of the variance of x; or all of x is erased.
@@ -121,7 +123,7 @@ def splince(
     >>> rng = np.random.default_rng(0)
     >>> z = rng.integers(0, 2, size=1000)
     >>> y = np.where(rng.random(1000) < 0.8, z, 1 - z)
-    >>> X = rng.normal(size=(1000, 8)) + z[:, None] * np.eye(8)[0] + y[:, None] * np.eye(8)[1]
+    >>> X = rng.normal(size=(1000, 8)) + np.outer(z, np.eye(8)[0]) + np.outer(y, np.eye(8)[1])
     >>> moments = sf.Moments().update(X, {"z": z, "y": y})
     >>> eraser = sf.splince(moments, erase="z", keep="y")
     >>> after = sf.Moments().update(eraser(X), {"z": z, "y": y})
@@ -157,9 +159,7 @@ def leace(
 
     Parameters
     ----------
-    moments, erase
-        As for :func:`splince`.
-    null_space, shrinkage, rank_tol, solver, refine, passes
+    moments, erase, null_space, shrinkage, rank_tol, solver, refine, passes
         As for :func:`splince`.
 
     Examples
@@ -195,12 +195,8 @@ def sal(
 
     Parameters
     ----------
-    moments, erase
-        As for :func:`splince`.
-    keep : str, tuple or list of them, or array of shape (d, k), optional
-        Variables whose covariance with x is preserved, or directions.
-    max_amplification, on_infeasible, rank_tol
-        As for :func:`splince`.
+    moments, erase, keep, max_amplification, on_infeasible, rank_tol
+        As for :func:`splince`; without `keep`, nothing is kept.
 
     Examples
     --------
@@ -222,16 +218,13 @@ def mean_projection(
 ) -> Projection:
     """Erase classes by the orthogonal projection that equates the class means.
 
-    For a binary concept, the eraser is the projection along the difference of the two class means
-    (Haghighatkhah et al., "Better hit the nail on the head than beat around the bush", 2022). The
-    result equals that of :func:`sal` for class-coded variables, because the differences of the
-    class means span colsp(Cov(x, z)).
+    For a binary concept, P projects along the difference of the two class means (Haghighatkhah et
+    al., "Better hit the nail on the head than beat around the bush", 2022). The result equals that
+    of :func:`sal` for classes, because the differences of their means span colsp(Cov(x, z)).
 
     Parameters
     ----------
-    moments, erase
-        As for :func:`splince`.
-    rank_tol
+    moments, erase, rank_tol
         As for :func:`splince`.
 
     Raises
@@ -260,7 +253,10 @@ def eraser_of(
     passes: int = 1, **fields: Any,
 ) -> Projection:  # fmt: skip
     """Return the eraser of a method; `fields` are further fields of :class:`MethodCall`."""
-    check_moments(moments)
+    if type(moments) is not Moments:
+        check_moments(moments)
+    if any(map(is_not, options, _DEFAULTS)):
+        options.checked()
     refinement = None
     if refine is not None or passes != 1 or type(passes) is not int:
         refinement = Refinement.of(refine, passes)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.factor import Factor
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.rows import abbreviated
-from splince_fast._solve.factor import Factor
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceError, UnseenRowsWarning
@@ -48,10 +48,9 @@ class FoldReport:
     ----------
     n_rows : int
         Number of rows of the fold.
-    distortion : float
-        E|r(x) - x|^2 over the fold, as a fraction of its total variance.
-    distortion_fitted : float
-        The same distortion over the rows that the eraser was fitted to.
+    distortion, distortion_fitted : float
+        E|r(x) - x|^2 over the fold, and over the rows that the eraser was fitted to, as a fraction
+        of the total variance.
     concept : float
         Remaining R^2 of the concept in the fold: the mean squared canonical correlation with r(x).
     chance : float
@@ -61,17 +60,6 @@ class FoldReport:
         None if nothing is kept.
     amplification : float
         Spectral norm of I - P for x whitened by the covariance of the fold.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import splince_fast as sf
-    >>> z = np.arange(400) % 2
-    >>> X = np.random.default_rng(0).normal(size=(400, 4)) + z[:, None]
-    >>> folds = sf.Folds(2).update(X, {"z": z})
-    >>> fold = sf.cross_report(folds, erase="z").folds[0]
-    >>> fold.kept is None, fold.concept < 0.1
-    (True, True)
     """
 
     n_rows: int
@@ -107,16 +95,6 @@ class CrossReport:
         unless there is a warning.
     warnings : tuple of str
         Texts of the warnings.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import splince_fast as sf
-    >>> z = np.arange(400) % 2
-    >>> X = np.random.default_rng(0).normal(size=(400, 4)) + z[:, None]
-    >>> report = sf.cross_report(sf.Folds(2).update(X, {"z": z}), erase="z")
-    >>> report.method, len(report.folds), report.eraser.rank
-    ('LEACE', 2, 1)
     """
 
     method: str
@@ -188,13 +166,14 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
         )
     parts = list(folds)
     with ExitStack() as locks:
-        statistics = {}
-        for part in sorted(parts, key=lambda part: id(part._lock)):  # avoids a deadlock
-            statistics[id(part)] = locks.enter_context(part._statistics())
+        enter = locks.enter_context
+        tests = {  # sorted to avoid a deadlock
+            id(part): enter(part._statistics()) for part in sorted(parts, key=lambda p: id(p._lock))
+        }
         # Sums of the other folds avoid the cancellation of total - part.
         others = [Moments._sum_of(parts[:i] + parts[i + 1 :]) for i in range(len(parts))]
         pairs = [
-            (locks.enter_context(other._statistics()), statistics[id(part)])
+            (enter(other._statistics()), tests[id(part)])
             for other, part in zip(others, parts, strict=True)
         ]
         if call.options.shrinkage == "cv":
@@ -205,12 +184,13 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
         deviations = np.sqrt([[stats.variances for stats in pair] for pair in pairs])
         weak = (deviations[:, 0] < _WEAK * deviations[:, 1]).any(axis=0)
         weak_features = tuple(np.flatnonzero(weak).tolist())
-        rows_per_rank = min(
-            fitted.n_rows / max(1, eraser.solution.rank_covariance)
+        ranks = [
+            eraser.solution.rank_covariance
             if call.whitened
-            else fitted.n_rows / max(1, min(len(fitted.mean), fitted.n_rows - 1))
+            else min(len(fitted.mean), fitted.n_rows - 1)
             for eraser, fitted, _ in fits
-        )
+        ]
+        rows_per_rank = min(f.n_rows / max(1, r) for (f, _), r in zip(pairs, ranks, strict=True))
         remedies, notes = _advice(call, pairs, reports, weak_features, rows_per_rank)
     for note in notes:
         warn(note, UnseenRowsWarning)

@@ -40,22 +40,18 @@ def erase(
     X : array-like of shape (n, d)
         Rows, as a NumPy array, torch tensor, pandas or polars frame.
     concept : column, or mapping or frame of columns
-        Variables to erase jointly, each with n labels. Strings, booleans, integers and categoricals
-        are classes, floats are numbers (:mod:`splince_fast.labels`). Rows without a label (None,
-        NaN) are erased, too.
+        Variables to erase jointly, each with n labels (:mod:`splince_fast.labels`). Rows without a
+        label (None, NaN) are erased, too.
     keep : column, or mapping or frame of columns, optional
         Variables whose covariance with the rows is kept.
     method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
         Name of the method, ignoring case, or a function ``f(moments, *, erase, keep)``. The default
         is SPLINCE with `keep`, and LEACE without.
-    sample_weight : array-like of shape (n,), optional
-        Non-negative weights of the rows, which count as frequencies.
-    kinds : mapping, optional
-        "classes" or "continuous" by name of a variable, as in :class:`Moments`; a single column is
-        named "concept" or "keep".
+    sample_weight, kinds
+        As for :class:`Moments` and its :meth:`~Moments.update`; a single column is named "concept"
+        or "keep".
     **options
-        Options of :func:`splince`, :func:`leace`, :func:`sal`, :func:`mean_projection` or
-        :func:`oracle`.
+        Options of the method.
 
     Returns
     -------
@@ -133,15 +129,12 @@ def cross_report(
     ----------
     folds : sequence of Moments
         Two or more folds of disjoint rows, as ``Moments.from_blocks(source, folds=2)`` returns.
-    erase : str, tuple or list of them
-        Variables to erase.
-    keep : str, tuple, list of them, or array of shape (d, k), optional
-        Variables to keep, or directions.
+    erase, keep
+        As for :func:`splince`; `keep` is optional.
     method : {"splince", "leace", "sal", "mean_projection"}, optional
         Name of the method; by default, SPLINCE with `keep`, and LEACE without.
     **options
-        Options of the method. ``shrinkage="cv"`` selects the intensity (0, 1e-6, ..., 0.1 or "oas")
-        with the smallest mean out-of-fold distortion.
+        Options of the method, such as ``shrinkage="cv"``.
 
     Returns
     -------
@@ -187,12 +180,12 @@ def cross_report(
     entry = method_of(method, keep)
     if entry.function not in (splince, leace, sal, mean_projection):
         raise InputError(
-            f"cross_report cannot evaluate {entry.label} on folds; choose one of "
-            + "'splince', 'leace', 'sal', 'mean_projection'"
+            f"cross_report cannot evaluate {entry.label} on folds; choose one of 'splince', "
+            "'leace', 'sal', 'mean_projection'"
         )
     check_names(options, entry.options, entry.label)
     call = MethodCall(
-        entry.label, names_of(erase, "erase"), kept_of(keep), Options(**options),
+        entry.label, names_of(erase, "erase"), kept_of(keep), Options(**options).checked(),
         entry.whitened, entry.classes_only,
     )  # fmt: skip
     return report_on(call, parts, Moments._sum_of(parts))
