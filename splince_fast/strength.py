@@ -119,8 +119,8 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     UnknownVariableError, ConstantVariableError, NotEnoughDataError
         As :func:`splince`.
     InputError
-        `moments` was made with ``subsample`` below 1 or ``covariance_type="diag"``, was shrunk, or
-        is a snapshot whose factor leaves out a feature of very small variance.
+        `moments` has ``subsample`` below 1 or ``covariance_type="diag"``, was shrunk, or is a
+        snapshot whose factor leaves out a feature of very small variance.
 
     Examples
     --------
@@ -137,12 +137,11 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
         if stats.shrinkage:
             raise InputError(
                 f"these moments were factored with shrinkage {stats.shrinkage:.3g}, which "
-                "changes correlations; pass moments.factored() without it, or the moments"
+                "changes correlations; pass the moments"
             )
         if stats.parameters.subsample < 1 or stats.is_diagonal:
             raise InputError(
-                "the chance level needs the covariance of all rows, which these moments lack; "
-                "accumulate with covariance_type='full' and subsample=1 for a test"
+                "the chance level needs covariance_type='full' and subsample=1 in the moments"
             )
         span = span_of(stats, [name], "", True)
         whitener = span.interpretations[0]().whitener
@@ -166,10 +165,9 @@ def p_value(pillai: float, n: int, p: int, q: int) -> float:
     """Return P(V >= pillai) of permuted labels, for ranks p and q from 1 to n - 2."""
     from scipy.special import betainc
 
-    # V lies in [lowest, lowest + width]. With N = n - 1, permuted labels have E[V] = p q / N for
-    # any x (Pitman 1937), and for Gaussian x the variance below. The F distribution whose beta
-    # distribution has this range, mean and variance is that of the F test if p or q is 1; Pillai's
-    # approximation (1955) has the same mean.
+    # V lies in [lowest, lowest + width]. Permuted labels have E[V] = p q / N, N = n - 1, for any x
+    # (Pitman 1937), and for Gaussian x the variance below. The F distribution with this range, mean
+    # and variance is that of the F test if p or q is 1; Pillai's (1955) has the same mean.
     N, lowest = n - 1, max(0, p + q - (n - 1))
     width = min(p, q) - lowest
     mean = (p * q / N - lowest) / width

@@ -178,7 +178,7 @@ cdef int scaled_factors(Factor f, int rz, int ry, double* Cz, double* Cy, double
 cdef double relative_residual(Factor f, int r, int k, const double* left, const double* right,
                               const double* C, const double* sigma, bint kept,
                               Work* w) noexcept nogil:
-    """Return |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`, else with P for P - I, by D^-1."""
+    """Return |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`, else with P, in units of D."""
     cdef int d = f.width
     cdef Py_ssize_t i, j
     cdef double residual = 0.0, total = 0.0, c, e

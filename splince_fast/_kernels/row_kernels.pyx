@@ -58,11 +58,6 @@ cdef extern from "csrc/kernels.h" nogil:
         Index row_stride, column_stride
     ctypedef struct Factors:
         Index rank, width
-    ctypedef struct EraseArguments:
-        const Factors* map
-        Matrix rows, out
-        Index n
-        int is_float16, streamed
     ctypedef struct Level:
         const char* name
         int width[2]
@@ -81,7 +76,9 @@ cdef extern from "csrc/kernels.h" nogil:
         void (*pack_factors)(
             Factors*, const double* left, const double* right, const double* mean,
             const double* shift, double* memory) noexcept nogil
-        Index (*erase[2])(const EraseArguments*) noexcept nogil
+        Index (*erase[2])(
+            const Factors*, Matrix rows, Matrix out, Index n, int is_float16,
+            int streamed) noexcept nogil
         int (*squares_finite[2])(Matrix, Index n, Index width) noexcept nogil
     const Level* supported_level(int k)
     void sort_by_cell(
@@ -233,7 +230,8 @@ cdef class Block:
     cdef const double[::1] weight, shift
     cdef const Index[:, ::1] codes
     cdef const double[:, ::1] values
-    cdef readonly object rows, cells, sums
+    cdef readonly Index n
+    cdef readonly object rows, cells, sums, total, squares, class_sums, products
 
     def __cinit__(
         self, rows, const Index[::1] index, const double[::1] weight,
@@ -264,27 +262,10 @@ cdef class Block:
                          &positions[0])
         self.sums = np.empty((CLASS_ROWS + n_codes + c.columns, c.width))
         cdef double[:, ::1] sums = self.sums
-        c.sums = &sums[0, 0]
-
-    @property
-    def n(self):
-        return self.c.n
-
-    @property
-    def total(self):
-        return self.sums[TOTAL_ROW]
-
-    @property
-    def squares(self):
-        return self.sums[SQUARES_ROW]
-
-    @property
-    def class_sums(self):
-        return self.sums[CLASS_ROWS : CLASS_ROWS + self.c.classes]
-
-    @property
-    def products(self):
-        return self.sums[CLASS_ROWS + self.c.classes :]
+        self.n, c.sums, self.total = c.n, &sums[0, 0], self.sums[TOTAL_ROW]
+        self.squares = self.sums[SQUARES_ROW]
+        self.class_sums = self.sums[CLASS_ROWS : CLASS_ROWS + n_codes]
+        self.products = self.sums[CLASS_ROWS + n_codes :]
 
     def check_sums(self, const double[::1] sample_squares not None, double weight_sum,
                    double min_weight, double max_weight, double excess):
@@ -671,19 +652,16 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
     first row with a finite number that overflows float16, or -1.
     """
     cdef Layout source = layout_of(rows, "rows", False), target = layout_of(out, "out", True)
-    cdef EraseArguments arguments
     cdef Index row
     check(source.n == target.n and source.kind == target.kind
           and source.width == target.width == factors.map.width,
           "rows and out have to be of one shape (n, d) and dtype, with the features of the factors")
     check(0 <= start <= stop <= source.n, "start and stop have to be a range of the rows")
-    arguments.map, arguments.n, arguments.streamed = &factors.map, stop - start, streamed
-    arguments.rows, arguments.out = source.matrix, target.matrix
-    arguments.is_float16 = source.kind == b"e"
-    arguments.rows.data += start * arguments.rows.row_stride
-    arguments.out.data += start * arguments.out.row_stride
+    source.matrix.data += start * source.matrix.row_stride
+    target.matrix.data += start * target.matrix.row_stride
     with nogil:
-        row = factors.kernels.erase[source.kind == b"d"](&arguments)
+        row = factors.kernels.erase[source.kind == b"d"](
+            &factors.map, source.matrix, target.matrix, stop - start, source.kind == b"e", streamed)
     if row == NO_MEMORY:
         raise MemoryError("no memory to erase rows; nothing was written")
     return start + row if row >= 0 else -1

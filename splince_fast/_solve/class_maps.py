@@ -86,11 +86,7 @@ class ClassMaps(NamedTuple):
 
 
 def qleace(fractions: Float, covariances: Float, weights: Float, support: Support) -> ClassMaps:
-    """Return the maps of classes to one covariance that change the rows least.
-
-    `weights`, (d,), are those of the features in the change. Raises SingularClassError if a class
-    covariance is singular on the support.
-    """
+    """Return the maps of classes to one covariance with the least change, for feature weights."""
     whitener, roots = support.whitener, []
     for c, covariance in enumerate(covariances):
         try:

@@ -70,14 +70,13 @@ def _raise_numerical(code: int, solver: str) -> NoReturn:
     """Raise SplinceError for the status `code` of a factorisation, with cause and remedy."""
     if code == kernels.STATUS_RANK_DEFICIENT:
         raise SplinceError(
-            "the covariance of x is not positive definite at its rounding level (fewer rows than "
-            "features, or duplicated features), which solver='cholesky' cannot factor; use "
-            "solver='auto', or shrinkage="
+            "the covariance of x is rank deficient (fewer rows than features, or copies of "
+            "features), which solver='cholesky' cannot factor; use solver='auto', or shrinkage="
         )
     event = "did not converge" if code == kernels.STATUS_NO_CONVERGENCE else "met a singular matrix"
     raise SplinceError(
-        f"the solver ({solver}) {event}. The moments may be damaged: check that "
-        "moments.covariance() is finite and positive semi-definite, or pass shrinkage=1e-6"
+        f"the solver ({solver}) {event}; check that moments.covariance() is finite and positive "
+        "semi-definite, or pass shrinkage=1e-6"
     )
 
 
@@ -126,10 +125,9 @@ class Solution(NamedTuple):
 
 def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> Solution:
     """Solve for the projection that erases `span_z`, (kz, d), and keeps `span_y`, (ky, d)."""
-    # The docstring of :mod:`splince_fast._kernels.oblique` gives the equations. The support of S is
-    # first extended by directions whose variance is at the rounding level, but in which a span
-    # exceeds rounding error (`Factor.admit`). P changes constant features, too, but the change
-    # does not depend on them: `right` is 0 for these features.
+    # The equations are those of the kernel. `Factor.admit` extends the support of S by directions of
+    # rounding-level variance in which a span exceeds rounding error. P changes constant features,
+    # but the change does not depend on them: `right` is 0 for them.
     if factor.n_noise:
         factor = factor.admit(np.concatenate([span_z, span_y]))
     d, solver = factor.width, factor.solver
@@ -186,11 +184,10 @@ def with_strength(
     factor: Factor, solution: Solution, span_z: Float, span_y: Float, options: Options
 ) -> Solution:
     """Interpolate between LEACE and P: P_b = (1 - b) P_LEACE + b P, b = ``options.strength``."""
-    # P_b restores the fraction b of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
-    # removes. P_LEACE and P have the same `left`, which depends only on the erased span. The
-    # distortion is D_LEACE + b^2 (D_P - D_LEACE), because P - P_LEACE = X H^+ K^T, with K = S^+
-    # (Cov(x, y) - X) and H = K^T Cov(x, y), and the changes by P_LEACE and by X H^+ K^T are
-    # orthogonal.
+    # P_b restores the fraction b of X = Cov(x, y) - P_LEACE Cov(x, y). Both have the same `left`,
+    # which depends only on the erased span. The distortion is D_LEACE + b^2 (D_P - D_LEACE): with
+    # K = S^+ (Cov(x, y) - X) and H = K^T Cov(x, y), P - P_LEACE = X H^+ K^T is orthogonal to the
+    # change by P_LEACE.
     if factor.n_noise:  # `left` of LEACE and of P agree only on the same support
         factor = factor.admit(np.concatenate([span_z, span_y]))
     leace, b = oblique(factor, span_z, span_y[:0], options), options.strength
@@ -203,13 +200,12 @@ def with_strength(
 
 def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     """Return factors (left, right) of the projection that also maps the null space to 0."""
-    # Let N be an orthonormal basis of the null space of S, and D the standard deviations. The
-    # projection erases colsp[left, N] and keeps the span Sy. With Qc = orth(D^-1 Sy), the matrix
-    # ``M = N - D^-1 Qc Qc^T D N`` satisfies M^T Sy = 0, so that Sy is kept even if it has a
-    # component in the null space. Constant features have the unit 1 in D: only directions that are
-    # passed as `keep` have entries there. If that component is rounding error, M = N. Block
-    # elimination then replaces [right, M] by a matrix with [right, M]^T [left, N] = I; its
-    # off-diagonal blocks B = right^T N and C = M^T left are small.
+    # Let N be an orthonormal basis of the null space of S, and D the standard deviations, 1 for
+    # constant features. The projection erases colsp[left, N] and keeps the span Sy. With
+    # Qc = orth(D^-1 Sy), M = N - D^-1 Qc Qc^T D N satisfies M^T Sy = 0, so that Sy is kept even if
+    # it has a component in the null space; if that is rounding error, M = N. Block elimination then
+    # replaces [right, M] by a matrix with [right, M]^T [left, N] = I; its off-diagonal blocks
+    # right^T N and M^T left are small.
     left, right = solution.left, solution.right
     null = np.asarray(solution.null_basis)
     if not len(null):
@@ -243,9 +239,8 @@ def column_norms(left: Float, right: Float) -> Float:
 
 def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tuple[float, float]:
     """Return the sensitivity to float32 rounding, sqrt(E|(P - I) e|^2) / s, and |P - I|_F."""
-    # e is the error of rounding x to float32. Its entries are taken as independent, with the
-    # standard deviation eps32 rms(x), where eps32 = 2^-23 and rms(x)^2 = E|x|^2 / d. With s^2 = tr
-    # Cov(x), the sensitivity is eps32 rms(x) |P - I|_F / s.
+    # The entries of e, the error of rounding x to float32, are taken as independent, with the
+    # deviation eps32 rms(x), eps32 = 2^-23 and rms(x)^2 = E|x|^2 / d; s^2 = tr Cov(x).
     if variance <= 0.0:
         return 0.0, 0.0
     norms = column_norms(left, right)
@@ -256,12 +251,9 @@ def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tupl
 
 
 def change(left: Float, right: Float, gram: Float, variances: Float) -> float | None:
-    """Return E|left^T right (x - E x)|^2, or None if it is below its rounding error.
-
-    `left` and `right` are (r, d), `gram` is right Cov(x) right^T, and `variances` are those of x.
-    The value is below its rounding error if large terms of `gram` cancel, for example for a map of
-    the difference of two nearly equal features.
-    """
+    """Return E|left^T right (x - E x)|^2, or None if it is below its rounding error."""
+    # `gram` is right Cov(x) right^T. Large terms of it cancel, for example, for a map of the
+    # difference of two nearly equal features.
     value = float(np.vdot(left @ left.T, gram))
     terms = (np.linalg.norm(left) * (np.abs(right) @ np.sqrt(variances)).max(initial=0.0)) ** 2
     return None if value < 4.0 * tolerances.EPS * terms else value

@@ -129,35 +129,24 @@ def check_moment_options(
         if type(value) is not type(option.default) or value != option.default:
             option.check(value)
     diagonal = covariance_type == "diag"
-    reason = "needs the complete covariance, and covariance_type='diag' keeps none"
-    excluded = (
-        (
-            groups is not None and shrinkage != "cv",
-            "groups assigns rows to the folds on which shrinkage 'cv' is chosen; leave groups out, "
-            "or choose shrinkage 'cv'",
+    needs = "needs the complete covariance, and covariance_type='diag' keeps none; leave it out"
+    excluded = {
+        "groups assigns rows to the folds of shrinkage='cv'; leave groups out, or choose 'cv'": (
+            groups is not None and shrinkage != "cv"
         ),
-        (
-            passes and not diagonal,
-            f"passes is {passes}, but extra passes need covariance_type='diag'; pass it, too, or "
-            "leave passes out",
+        f"passes is {passes}, but extra passes need covariance_type='diag'": (
+            passes and not diagonal
         ),
-        (
-            diagonal and subsample != 1,
-            f"covariance_type='diag' and subsample={subsample} exclude each other; "
-            "pass 'diag' if d x d numbers do not fit in memory, otherwise subsample",
+        f"covariance_type='diag' and subsample={subsample} exclude each other": (
+            diagonal and subsample != 1
         ),
-        (
-            diagonal and isinstance(shrinkage, str),
-            f"shrinkage {shrinkage!r} {reason}; pass a number in [0, 1], or none",
+        f"shrinkage {shrinkage!r} {needs}": diagonal and isinstance(shrinkage, str),
+        f"solver {solver!r} {needs}": diagonal and solver != "auto",
+        f"passes is {passes} and shrinkage {shrinkage}; leave one of them out": (
+            passes and shrinkage
         ),
-        (diagonal and solver != "auto", f"solver {solver!r} {reason}; leave it at 'auto'"),
-        (
-            passes and shrinkage,
-            f"passes is {passes} and shrinkage {shrinkage}, but extra passes do not shrink the "
-            "covariance; leave one of them out",
-        ),
-    )
-    for condition, text in excluded:
+    }
+    for text, condition in excluded.items():
         if condition:
             raise InputError(text)
 

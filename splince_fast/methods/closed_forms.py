@@ -47,8 +47,8 @@ def splince(
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Moments of x and of the variables. :meth:`Moments.factored` factors Cov(x) once for several
-        erasers. For folds, the report includes the effect on held-out rows.
+        Moments of x and of the variables. For folds, the report includes the effect on held-out
+        rows.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
@@ -56,32 +56,29 @@ def splince(
     max_amplification : float, optional
         Drop the kept directions whose angle to the erased span has 1 / sin(angle) above this value.
     on_infeasible : {"raise", "drop"}
-        Raise InfeasibleError if kept directions lie in the erased span, or drop them with a
-        warning.
+        Raise InfeasibleError, or drop the kept directions that lie in the erased span, and warn.
     null_space : {"keep", "drop"}
-        Leave the component of x - E x orthogonal to the support of x unchanged, or set it to 0, as
-        the formula in the paper does. On the fitted rows, the results agree.
+        Leave the component of x - E x off the support of x unchanged, or set it to 0, as the
+        formula in the paper does; the fitted rows have none.
     shrinkage : float in [0, 1], "oas" or "cv", optional
-        Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x); the
-        constraints remain exact. "oas" is the oracle approximating shrinkage of Chen, Wiesel, Eldar
-        and Hero (2010). "cv", for folds, selects 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 or "oas" by the
-        distortion of held-out rows.
+        Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored; the constraints remain exact.
+        "oas" is the oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010). "cv",
+        for folds, selects 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 or "oas" by the distortion of held-out
+        rows.
     rank_tol : "auto" or float in [0, 1)
         Ignore singular values of the concept below this value times the largest; "auto" ignores
         those at the rounding level.
     solver : {"auto", "cholesky", "eigh"}
-        Factorisation of Cov(x). "auto" is Cholesky unless Cov(x) is rank deficient at its rounding
-        level.
+        Factorisation of Cov(x). "auto" is Cholesky, or "eigh" if Cov(x) is rank deficient.
     strength : float in [0, 1]
         Fraction b that is restored of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
         removes: P_b = (1 - b) P_LEACE + b P. The distortion in addition to that of LEACE is
         multiplied by b^2. 0 is LEACE.
     refine : Source or iterable of blocks, optional
-        The accumulated rows, for extra passes; only for moments made with
-        ``covariance_type="diag"``. Each pass takes O(n d k) for k columns, and never increases the
-        distortion, which is then exact.
+        The accumulated rows, for extra passes with ``covariance_type="diag"``. Each pass takes
+        O(n d k) for k columns, and never increases the distortion, which is then exact.
     passes : int
-        Number of passes over `refine`. With more passes, the distortion tends to its minimum.
+        Number of passes over `refine`; the distortion tends to its minimum.
 
     Returns
     -------
@@ -95,8 +92,7 @@ def splince(
     InfeasibleError
         Kept directions lie in the erased span.
     NotEnoughDataError, InputError
-        The moments have no rows; a parameter is out of range, or the rows of `refine` are not the
-        accumulated rows.
+        The moments have no rows; a parameter is out of range, or `refine` has other rows.
 
     Warns
     -----
@@ -108,13 +104,12 @@ def splince(
     PrecisionWarning
         An amplification above 1e4; a residual above its bound, or a bound of 1 or more; an
         association with directions at the rounding level (for SAL: with features far smaller than
-        others); or a sensitivity (:class:`Report`) above 1e-3 and 10 times that of an orthogonal
-        projection.
+        others); or a sensitivity (:class:`Report`) above 1e-3.
     ManyClassesWarning
-        An erased integer variable with more than 24 classes and no entry in ``kinds=``, which may
-        be a quantity, takes half of the rank or of the variance of x; or all of x is erased.
+        An integer variable with more than 24 classes, which may be a quantity, takes half of the
+        rank or of the variance of x; or all of x is erased.
     LabelFeatureWarning
-        A feature equals a variable, up to offset, scale and coding of classes: x contains a label.
+        A feature equals a variable, up to offset, scale and coding of classes.
 
     Examples
     --------
@@ -187,11 +182,10 @@ def sal(
 ) -> Projection:
     """Erase variables by the projection onto the orthogonal complement of colsp(Cov(x, z)).
 
-    This is spectral attribute removal, P = I - Q Q^T with Q = orth(Cov(x, z)), without whitening
-    (Shao, Ziser and Cohen, "Gold doesn't always glitter", EACL 2023). With `keep`, P is the oblique
-    projection with the null space colsp(Cov(x, z)) and P Cov(x, y) = Cov(x, y). Unlike LEACE and
-    SPLINCE, the result depends on the units of the features. Errors and warnings are those of
-    :func:`splince`.
+    Spectral attribute removal, P = I - Q Q^T with Q = orth(Cov(x, z)), without whitening (Shao,
+    Ziser and Cohen, "Gold doesn't always glitter", EACL 2023). With `keep`, P is the oblique
+    projection with the same null space and P Cov(x, y) = Cov(x, y). The result depends on the units
+    of the features. Errors and warnings are those of :func:`splince`.
 
     Parameters
     ----------

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast import exceptions as errors
 from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._kernels.spans import largest_correlation
 from splince_fast._runtime.arguments import warn
@@ -32,18 +33,6 @@ from splince_fast._solve.oblique import (
 )
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Kept, Span, span_of
-from splince_fast.exceptions import (
-    DroppedDirectionsWarning,
-    InfeasibleError,
-    InputError,
-    LabelError,
-    LabelFeatureWarning,
-    ManyClassesWarning,
-    NothingErasedWarning,
-    PrecisionWarning,
-    SplinceError,
-    UnseenRowsWarning,
-)
 from splince_fast.labels import VariableName
 from splince_fast.methods.label_columns import LEAST_CORRELATION, texts_on_labels
 from splince_fast.methods.refine import Refinement
@@ -64,6 +53,7 @@ Float = NDArray[np.float64]
 # E|P x - x|^2 of the eraser and of LEACE, and the expected excess over the minimum by sampling,
 # relative to it; None if not known.
 Distortions: TypeAlias = tuple[float | None, float | None, float | None]
+NoiseValues: TypeAlias = tuple[Noise | None, tuple[float, int, int]]
 
 # The warning about sensitivity to rounding names the features whose column norm in P - I is at
 # least _AMPLIFYING times the largest. It advises the intensity _SHRINKAGE, and centring if |mean|
@@ -134,9 +124,8 @@ class MethodCall(NamedTuple):
         if solution.null_basis is not None:
             left, right = with_null_space(solution, span_y.rows)
         if self.part is not None:  # the report is about the variables
-            whole, kept = factor.whiten(span_z.rows), solution.whitened[len(removed) :]
-            whitened_spans = np.concatenate([whole, kept])
-            solution = solution._replace(whitened=whitened_spans, off_support=None)
+            spans = factor.whiten(span_z.rows), solution.whitened[len(removed) :]
+            solution = solution._replace(whitened=np.concatenate(spans), off_support=None)
         return Solved(left, right, stats.mean, solution, factor, shrinkage, span_z, span_y, gain)
 
     def fit(
@@ -150,20 +139,18 @@ class MethodCall(NamedTuple):
             return self.eraser(stats, complete)
 
     def eraser(
-        self,
-        stats: Statistics,
-        complete: Callable[[Report], Report] | None = None,
+        self, stats: Statistics, complete: Callable[[Report], Report] | None = None,
         factor: Factor | None = None,
-    ) -> Projection:
+    ) -> Projection:  # fmt: skip
         """Return the eraser as `fit` does, with a factor of Cov(x) if passed."""
         try:
             solved = self.solve(stats, factor)
-        except InfeasibleError as error:
+        except errors.InfeasibleError as error:
             kept = self.keep if isinstance(self.keep, list) else []
             causes = _quantities(stats, [*self.erase, *kept], "")
             error.args = (". ".join([*causes, str(error)]),)
             raise
-        left, right, mean, solution, _, shrinkage, span_z, span_y, gain = solved
+        left, right, mean, solution, _, shrinkage, *_, gain = solved
         sample = stats.sample if self.whitened else None
         distortions: Distortions = solution.distortion, solution.distortion_leace, None
         if shrinkage or solution.solver != "cholesky" or stats.sample is not None:
@@ -176,12 +163,9 @@ class MethodCall(NamedTuple):
         found = list(self._checks(stats, solved, variance, distortion, complete is not None))
         if effect > tolerances.SENSITIVITY and norm > tolerances.OBLIQUE * len(left) ** 0.5:
             text = self._sensitivity_text(stats, solved, effect, refit=factor is None)
-            found.append((PrecisionWarning, text))
+            found.append((errors.PrecisionWarning, text))
         for category, text in found:
             warn(text, category)
-        noises = None
-        if self.options.rank_tol == "auto" and self.part is None:  # else, part is left
-            noises = self._noises(stats, solved)
         passes = None if self.refinement is None else self.refinement.passes
         fit = FitValues(
             self.method, stats.n_rows, stats.weight, shrinkage, self.whitened,
@@ -190,18 +174,20 @@ class MethodCall(NamedTuple):
             DiagonalCovariance(passes, gain) if stats.is_diagonal else None,
             effect, (), float(self.options.strength), stats.feature_names,
         )  # fmt: skip
-        report = partial(_report, fit, solution, span_z, span_y, left, right, noises, complete)
+        report = partial(_report, fit, solved, self._noises(stats, solved), complete)
         return Projection._make(
             left, right, mean, method=self.method, report=report, feature_names=fit.feature_names
         )
 
-    def _noises(self, stats: Statistics, solved: Solved) -> list[partial[Noise]]:
-        """Return functions that compute the sampling noise of Cov(x, z), per erased variable z."""
+    def _noises(self, stats: Statistics, solved: Solved) -> list[NoiseValues]:
+        """Return the sampling noise of Cov(x, z) of each erased z, or values for its model."""
+        if self.options.rank_tol != "auto" or self.part is not None:  # part is left
+            return []
         rank, solver = solved.solution.rank_covariance, solved.solution.solver
         approximate = stats.sample is not None or stats.is_diagonal
         if solver == "none" or approximate or rank >= stats.n_rows - 1:
             rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) with enough rows
-        by_class, noises = stats.noise, []
+        by_class, values = stats.noise, []
         if stats.parameters.by is not None:
             unshrunk = solved.factor if self.whitened and not solved.shrinkage else None
             by_class = stats.class_noise(self.erase, unshrunk)
@@ -211,21 +197,16 @@ class MethodCall(NamedTuple):
             if isinstance(variable, ClassSums):
                 columns = int(np.count_nonzero(variable.weights))
                 columns = 1 if columns == 2 else columns
-            noises.append(
-                partial(by_class.__getitem__, name)
-                if name in by_class
-                else partial(equal_noise, variable.weight, columns, rank)
-            )
-        return noises
+            values.append((by_class.get(name), (variable.weight, columns, rank)))
+        return values
 
     def _checks(
         self, stats: Statistics, solved: Solved, variance: float, distortion: float | None,
         held_out: bool,
     ) -> Iterator[tuple[type[Warning], str]]:  # fmt: skip
         """Yield warnings of labels, empty or incomplete erasure, dropped directions, few rows."""
-        solution, options, span_z, span_y = (
-            solved.solution, self.options, solved.span_z, solved.span_y
-        )  # fmt: skip
+        _, _, _, solution, _, _, span_z, span_y, _ = solved
+        options = self.options
         rank, rank_z, bound = solution.rank_covariance, solution.rank_z, solution.bound
         changed = 0.0 if distortion is None or not variance > 0.0 else distortion / variance
         if rank_z and variance > 0.0 and (2 * rank_z >= rank or changed > 0.5):
@@ -240,7 +221,7 @@ class MethodCall(NamedTuple):
                     "silence this warning by kinds="
                 )
             for text in texts:
-                yield ManyClassesWarning, text
+                yield errors.ManyClassesWarning, text
         erased, kept = span_z.names, span_y.names
         if not rank_z:
             text = f"all features of x are constant, without association with {listed(erased)}"
@@ -251,7 +232,7 @@ class MethodCall(NamedTuple):
                     f"({solution.noise:.1e} in units of correlation)"
                 )
                 remedy = "check that labels and rows are in the same order"
-            yield NothingErasedWarning, f"nothing was erased: {text}; {remedy}"
+            yield errors.NothingErasedWarning, f"nothing was erased: {text}; {remedy}"
         if solution.dropped:
             cut = options.max_amplification
             why = "up to rounding" if cut is None else f"amplification above {cut:g}"
@@ -260,7 +241,7 @@ class MethodCall(NamedTuple):
                 f"dropped, too close to {listed(erased)} ({why}); the report shows the residual of "
                 "each variable"
             )
-            yield DroppedDirectionsWarning, text
+            yield errors.DroppedDirectionsWarning, text
         amplification = 1.0
         if solution.amplification > tolerances.AMPLIFICATION:
             amplification = largest_change(solution.amplification, options.strength)
@@ -270,7 +251,7 @@ class MethodCall(NamedTuple):
                 f"{amplification:.1e} times as far as without kept variables; pass "
                 "max_amplification= (for example 100), keep fewer variables, or use leace"
             )
-            yield PrecisionWarning, text
+            yield errors.PrecisionWarning, text
         residual = max(solution.residual_z, solution.residual_y)
         if rank_z and (bound >= 1 or residual > bound):
             text = (
@@ -278,14 +259,14 @@ class MethodCall(NamedTuple):
                 f"{bound:.1e}; drop columns that are combinations of others, pass shrinkage=1e-6, "
                 "or limit max_amplification="
             )
-            yield PrecisionWarning, text
+            yield errors.PrecisionWarning, text
         if solution.admitted and _is_admitted_part_large(solved):
             text = (
                 f"x varies by less than its rounding level in {solution.admitted} direction(s) "
                 "that covary with the labels; drop copies of features, accumulate in float64, or "
                 "pass shrinkage=1e-6"
             )
-            yield PrecisionWarning, text
+            yield errors.PrecisionWarning, text
         remaining = 0.0
         if not self.whitened and rank_z and options.rank_tol == "auto":
             remaining = _remaining_in_small_features(stats, solution, span_z.rows)
@@ -295,7 +276,7 @@ class MethodCall(NamedTuple):
                 "smaller than others; scale all features to similar variances, or use leace, which "
                 "does not depend on their units"
             )
-            yield PrecisionWarning, text
+            yield errors.PrecisionWarning, text
         few_rows = stats.n_rows < FEW_ROWS * rank or 0 < stats.n_rows - 1 <= rank
         approximate = solved.shrinkage or stats.sample is not None or stats.is_diagonal
         if few_rows and self.whitened and not approximate and not held_out:
@@ -305,14 +286,14 @@ class MethodCall(NamedTuple):
                 "rows, and leave part of the concept in them; add rows, pass shrinkage='oas', or "
                 "use SAL"
             )
-            yield UnseenRowsWarning, text
+            yield errors.UnseenRowsWarning, text
         for role, names, span in (("erase", self.erase, span_z), ("keep", self.keep, span_y)):
             # A feature that numbers three or more classes may correlate with no single indicator.
             if isinstance(names, list) and (role == "keep" or rank_z):
                 largest = largest_correlation(span.rows, stats.variances)
                 if largest > LEAST_CORRELATION or max(span.counts) > 1:
                     for text in texts_on_labels(stats, names, largest, role):
-                        yield LabelFeatureWarning, text
+                        yield errors.LabelFeatureWarning, text
 
     def _sensitivity_text(
         self, stats: Statistics, solved: Solved, effect: float, *, refit: bool
@@ -327,7 +308,7 @@ class MethodCall(NamedTuple):
             if stats.factor is not None:  # a copy
                 remedies.append(f"moments.factored({_SHRINKAGE:g})")
             else:
-                with suppress(SplinceError):
+                with suppress(errors.SplinceError):
                     other = self.with_shrinkage(_SHRINKAGE).solve(stats)
                     lower, _ = sensitivity(other.left, other.right, other.mean, variance)
                     if lower < effect / 2:
@@ -345,10 +326,11 @@ class MethodCall(NamedTuple):
 
 
 def _report(
-    fit: FitValues, solution: Solution, span_z: Span, span_y: Span, left: Float, right: Float,
-    noises: list[partial[Noise]] | None, complete: Callable[[Report], Report] | None,
+    fit: FitValues, solved: Solved, noises: list[NoiseValues],
+    complete: Callable[[Report], Report] | None,
 ) -> Report:  # fmt: skip
-    fit = fit._replace(noises=tuple(noise() for noise in noises or ()))
+    left, right, _, solution, _, _, span_z, span_y, _ = solved
+    fit = fit._replace(noises=tuple(n or equal_noise(*values) for n, values in noises))
     report = build_report(fit, solution, span_z, span_y, left, right)
     return report if complete is None else complete(report)
 
@@ -379,8 +361,6 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> Distort
     if stats.is_diagonal:  # the variances do not determine it
         unknown = None if solution.rank_z else 0.0
         return unknown, unknown, None
-    if solution.solver == "cholesky" and not solved.shrinkage and sample is None:
-        return solution.distortion, solution.distortion_leace, None
 
     def measured(solution: Solution) -> tuple[float | None, float | None]:
         gram = stats.gram(solution.right)
@@ -426,7 +406,7 @@ def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Fl
 def _refuse_continuous(stats: Statistics, erase: Sequence[VariableName]) -> None:
     for name in erase:
         if not isinstance(stats.variable(name), ClassSums):
-            raise LabelError(
+            raise errors.LabelError(
                 f"the variable {name!r} is continuous and has no class means; use sal, or "
                 f"accumulate it with kinds={{{name!r}: 'classes'}}"
             )
@@ -438,7 +418,7 @@ def _refuse_underflow(stats: Statistics, span: Span) -> None:
     varies = (stats.variances == 0.0) & (covariance > _ROUNDING * np.abs(stats.mean))
     features = np.flatnonzero(varies & (covariance < _UNDERFLOW))
     if len(features):
-        raise InputError(
+        raise errors.InputError(
             f"the squares of {len(features)} feature(s) "
             f"({abbreviated(features, stats.feature_names)}) underflow, but they vary with "
             f"{listed(span.names)}. Multiply these features by a power of 10, such as 1e150"

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,17 +83,15 @@ class CrossReport:
     folds : tuple of FoldReport
         Effect on each fold.
     shrinkage : float, str or None
-        Shrinkage of the fits; for ``"cv"``, the selected shrinkage.
+        Shrinkage of the fits; for ``"cv"``, the selected one.
     eraser : Projection
         Eraser fitted to all folds; its report contains the means over the folds.
     weak_features : tuple of int
-        Features whose standard deviation in the fitted rows is below 1 % of that in the held-out
-        fold, for at least one fold.
+        Features whose standard deviation in the fitted rows is below 1 % of that in some fold.
     rows_per_rank : float
-        Minimum over the fits of the number of fitted rows divided by the rank of the covariance.
+        Least number of fitted rows divided by the rank of their covariance.
     remedies : tuple of (str, float)
-        Other settings with a smaller out-of-fold distortion, each with this distortion; empty
-        unless there is a warning.
+        Settings with a smaller out-of-fold distortion, and this distortion, if there is a warning.
     warnings : tuple of str
         Texts of the warnings.
     """
@@ -111,22 +110,10 @@ class CrossReport:
         """Distortion of the held-out rows, one value per fold."""
         return tuple(fold.distortion for fold in self.folds)
 
-    @property
-    def amplification(self) -> tuple[float, ...]:
-        """Amplification in the held-out rows, one value per fold."""
-        return tuple(fold.amplification for fold in self.folds)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the results as numbers, strings and lists that JSON can represent."""
-        return {
-            "method": self.method,
-            "folds": [dataclasses.asdict(fold) for fold in self.folds],
-            "shrinkage": self.shrinkage,
-            "weak_features": list(self.weak_features),
-            "rows_per_rank": self.rows_per_rank,
-            "remedies": [list(pair) for pair in self.remedies],
-            "warnings": list(self.warnings),
-        }
+        """Return the results, without the eraser, as values that JSON can represent."""
+        values = dataclasses.asdict(dataclasses.replace(self, eraser=cast(Any, None)))
+        return {name: value for name, value in values.items() if name != "eraser"}
 
     def __str__(self) -> str:
         lines = [
@@ -268,12 +255,10 @@ def _removed_directions(factor: Factor, left: Float, removed: Float) -> Float:
 def _association(white: Float, span: Span, basis: Float) -> float:
     """Return the mean squared canonical correlation of erased rows with the variables."""
     # `white` is the whitened `span`; its component in the removed directions does not count.
-    residual = white - (white @ basis.T) @ basis
-    total, rank = 0.0, 0
+    residual, total, rank = white - (white @ basis.T) @ basis, 0.0, 0
     for _, part, interpretation in parts_of(span):
-        matrix = interpretation.whitener
-        total += float(np.sum((matrix @ residual[part]) ** 2))
-        rank += min(matrix.shape)
+        total += float(np.sum((interpretation.whitener @ residual[part]) ** 2))
+        rank += min(interpretation.whitener.shape)
     return total / max(1, rank)
 
 
@@ -290,11 +275,10 @@ def _advice(
         return (), ()
     remedies: list[tuple[str, float]] = []
     if call.whitened:
-        candidates = [
-            (f"shrinkage={a!r}", call.with_shrinkage(a)) for a in (1e-3, "oas") if a != shrinkage
-        ]
         sal = call._replace(method="SAL", whitened=False, classes_only=False, options=Options())
-        values = [(name, _mean_distortion(c, pairs)) for name, c in [*candidates, ("SAL", sal)]]
+        candidates = {f"shrinkage={a!r}": call.with_shrinkage(a) for a in (1e-3, "oas")}
+        candidates.pop(f"shrinkage={shrinkage!r}", None)
+        values = [(n, _mean_distortion(c, pairs)) for n, c in {**candidates, "SAL": sal}.items()]
         remedies = [(name, value) for name, value in values if value < held_out]
     causes = []
     if weak_features:
@@ -304,9 +288,10 @@ def _advice(
         causes.append(f"there are only {rows_per_rank:.2g} fitted rows per dimension of x")
     if not causes:
         causes.append("the covariance has directions that few rows determine")
-    best = sorted(remedies, key=lambda pair: pair[1])
-    settings = ", ".join(f"{name} {100 * value:.3g} %" for name, value in best)
-    advice = f"Settings with less distortion on these folds: {settings}" if best else "Add rows"
+    settings = ", ".join(
+        f"{name} {100 * value:.3g} %" for name, value in sorted(remedies, key=itemgetter(1))
+    )
+    advice = f"Settings with less distortion on these folds: {settings}" if remedies else "Add rows"
     note = (
         f"held-out rows are changed by {100 * held_out:.3g} % of the variance, fitted rows by "
         f"{100 * in_sample:.3g} %: {' and '.join(causes)}. {advice}"

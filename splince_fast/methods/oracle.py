@@ -20,7 +20,7 @@ eigenvectors V and canonical correlations c. Then U = A Szz^{+1/2} V / c is orth
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,7 @@ from splince_fast.projection import Projection
 from splince_fast.report import OracleFit, Report, Sampling
 
 Float = NDArray[np.float64]
+Columns: TypeAlias = list[LabelColumns]
 
 
 def oracle(
@@ -70,11 +71,10 @@ def oracle(
 ) -> ConditionalEraser:
     """Erase variables by a map that uses their labels, and keep the covariance with others.
 
-    Among the maps r(x, z) that are affine in rows and labels, with Cov(r, z) = 0 and
-    Cov(r, y) = Cov(x, y), the returned map has the least E|r - x|^2. It changes the rows at most as
-    much as SPLINCE, and exists in more cases, for example if Cov(x, z) and Cov(x, y) span the same
-    space. Without `keep`, the map is o-LEACE, which shifts all rows of a class by the same vector,
-    and so keeps the covariance with every variable *within* classes exactly.
+    Of the maps r(x, z) that are affine in rows and labels, with Cov(r, z) = 0 and
+    Cov(r, y) = Cov(x, y), this one has the least E|r - x|^2. It changes the rows at most as much as
+    SPLINCE, and exists in more cases. Without `keep`, it is o-LEACE, which shifts all rows of a
+    class by the same vector, and so keeps the covariance with every variable *within* classes.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def oracle(
         covariances between the labels.
     InfeasibleError
         A combination of kept labels covaries with x through the erased variables only; or SPLINCE,
-        for rows without a label, is infeasible (``missing="raise"`` does not fit it).
+        for rows without a label, is infeasible.
     UnknownVariableError, ConstantVariableError, NotEnoughDataError
         As :func:`splince`.
 
@@ -149,35 +149,28 @@ def oracle(
         root = _inverse_root(Szz)
         predicted = root @ (root.T @ span_z.rows)  # Szz^+ Sz^T, (k, d)
         fit = _Fit(stats, stats.factored(Options(), 0.0), span_z, span_y, predicted, root)
-        restored = fit.restored(z, y, float(strength))
-        report = fit.report(restored, span_z.rows - Szz @ predicted, float(strength))
+        restoration, rho, loss = fit.restored(z, y, float(strength))
+        residual_z = span_z.rows - Szz @ predicted  # Cov(t, z), transposed: zero up to rounding
+        report = fit.report(restoration, rho, loss, residual_z, float(strength))
         shifts, fallback = _shifts(z, predicted), None
         after = Projection._make(
-            restored.map.left, restored.map.right, stats.mean, method="oracle",
+            restoration.left, restoration.right, stats.mean, method="oracle",
             feature_names=stats.feature_names,
         )  # fmt: skip
         if missing == "splince":
-            label, options = ("SPLINCE", Options(strength=strength)) if kept else ("LEACE", None)
-            call = MethodCall(label, erased, kept or None, options or Options())
+            options = Options(strength=strength) if kept else Options()
+            call = MethodCall("SPLINCE" if kept else "LEACE", erased, kept or None, options)
             try:
                 fallback = call.eraser(stats, factor=fit.factor)
             except InfeasibleError as error:
                 raise InfeasibleError(
                     "the map of rows without a label, SPLINCE, is infeasible: "
-                    f"{cause_text(error)}. Pass missing='raise', and labels of every row",
+                    f"{cause_text(error)}. Pass missing='raise'",
                     error.cosine,
                 ) from error
     for note in report.warnings[1:]:
         warn(note, PrecisionWarning)
     return ConditionalEraser(shifts, after, fallback, method="oracle", report=report)
-
-
-class _Restored(NamedTuple):
-    """The map B = I - left^T right of the rows t."""
-
-    map: Restoration
-    rho: float | None
-    precision_loss: float  # largest 1 / (1 - c^2)
 
 
 class _Fit(NamedTuple):
@@ -190,11 +183,13 @@ class _Fit(NamedTuple):
     predicted: Float  # Szz^+ Sz^T
     root: Float  # W, with W W^T = Szz^+
 
-    def restored(self, z: list[LabelColumns], y: list[LabelColumns], strength: float) -> _Restored:
-        """Return B for the label columns `y`; raise InfeasibleError if there is none."""
+    def restored(
+        self, z: Columns, y: Columns, strength: float
+    ) -> tuple[Restoration, float | None, float]:
+        """Return B = I - left^T right of the rows t, rho_o, and the largest 1 / (1 - c^2)."""
         stats, span_z, span_y = self.stats, self.span_z.rows, self.span_y.rows
         if not y:
-            return _Restored(unchanged(span_y), None, 1.0)
+            return unchanged(span_y), None, 1.0
         Szy = _correlations(stats, z, y)
         span_t, units = span_y - Szy.T @ self.predicted, np.sqrt(stats.variances)
         loss = 1.0
@@ -216,7 +211,7 @@ class _Fit(NamedTuple):
             )
 
         refuse_lost(restoration, "oracle", y, remedy)
-        return _Restored(restoration, _rho(whitened, between, span_y), loss)
+        return restoration, _rho(whitened, between, span_y), loss
 
     def _at_fixed_labels(self, Szy: Float) -> tuple[Float, Float, float]:
         """Return Ty whitened by T, T^+ Ty, and the largest 1 / (1 - c^2), from the factor of S."""
@@ -227,8 +222,8 @@ class _Fit(NamedTuple):
         noise = tolerances.noise(d, 1.0)
         correlated = cosines > noise
         cosines, basis = np.minimum(cosines[correlated], 1.0), basis[correlated]
-        # `gain` is the ratio of T^+ to S^+ in each direction. The gain is 0 in directions that z
-        # determines, up to the rounding error of c, because they are not in the range of T.
+        # The ratio of T^+ to S^+ in each direction is 0 for those that z determines, up to the
+        # rounding error of c, because they are not in the range of T.
         squared_sines = 1.0 - cosines**2
         inside = squared_sines > 2.0 * noise
         gain = np.where(inside, 1.0 / np.where(inside, squared_sines, 1.0), 0.0)
@@ -241,17 +236,18 @@ class _Fit(NamedTuple):
         solved_residual = solved[k:] - weights @ solved[:k] + (along * (gain - 1.0)) @ dual
         return whitened, solved_residual, float(gain.max(initial=1.0))
 
-    def report(self, restored: _Restored, residual_z: Float, strength: float) -> Report:
-        """Return the report; `residual_z` is Cov(t, z), transposed: zero up to rounding."""
+    def report(
+        self, restoration: Restoration, rho: float | None, loss: float, residual_z: Float,
+        strength: float,
+    ) -> Report:  # fmt: skip
         stats, factor, span_z, predicted = self.stats, self.factor, self.span_z, self.predicted
-        left, right, rows = restored.map.left, restored.map.right, span_z.rows
-        variance, shrinkage = float(stats.variances.sum()), stats.shrinkage
-        minimum, d = float(np.sum(rows * predicted)), len(stats.mean)
+        left, right, rows = restoration.left, restoration.right, span_z.rows
+        d, total = len(stats.mean), float(stats.variances.sum()) or np.inf
+        minimum, amplification = float(np.sum(rows * predicted)), restoration.amplification
         noise, scales = tolerances.noise(d, 1.0), inverse_units(np.sqrt(stats.variances))
-        amplification, added = restored.map.amplification, restored.map.change
         residual_z = residual_z - (residual_z @ right.T) @ left
-        distortion: float | None = minimum + added
-        if stats.sample is not None or shrinkage:  # another matrix than Cov(x) was factored
+        distortion: float | None = minimum + restoration.change
+        if stats.sample is not None or stats.shrinkage:  # another matrix than Cov(x) was factored
             gram = stats.gram(right) - (right @ rows.T) @ (predicted @ right.T)
             measured = change(left, right, gram, stats.variances)
             distortion = None if measured is None else minimum + measured
@@ -266,28 +262,28 @@ class _Fit(NamedTuple):
         erased = variable_reports("erased", span_z, factor.whiten(rows), noise, figures)
         kept = "kept", self.span_y, factor.whiten(self.span_y.rows), noise
         # The residual includes the part that `strength` leaves out; the check does not.
-        lost = variable_reports(*kept, partial(restored.map.figures, lost=True))
+        lost = variable_reports(*kept, partial(restoration.figures, lost=True))
         notes = precision_notes(
-            erased + variable_reports(*kept, restored.map.figures), amplification,
+            erased + variable_reports(*kept, restoration.figures), amplification,
             f"little of the covariance with {listed(self.span_y.names)} is left at fixed labels",
             "keep fewer variables, or pass strength= below 1",
         )  # fmt: skip
-        if restored.precision_loss > tolerances.AMPLIFICATION:
+        if loss > tolerances.AMPLIFICATION:
             notes.append(
                 f"x nearly determines the labels of {listed(span_z.names)}: 1 / (1 - c^2) is "
-                f"{restored.precision_loss:.1e}, and rounding errors grow by this factor; leave "
-                "out the features that are copies of the labels"
+                f"{loss:.1e}, and rounding errors grow by this factor; leave out the features that "
+                "are copies of the labels"
             )
-        sample, total = stats.sample, variance or np.inf
+        sample = stats.sample
         return Report(
             method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,
             rank_covariance=factor.rank, rank=len(left), variables=(*erased, *lost), dropped=0,
             cosines=(), amplification=amplification, rho=None,
             distortion=None if distortion is None else distortion / total, distortion_leace=None,
-            solver=factor.solver, tolerance=noise, shrinkage=shrinkage,
+            solver=factor.solver, tolerance=noise, shrinkage=stats.shrinkage,
             warnings=(NEEDS_LABELS, *notes), strength=strength,
             sampling=None if sample is None else Sampling(sample.n_rows, None),
-            oracle=OracleFit(minimum / total, None if shrinkage else restored.rho),
+            oracle=OracleFit(minimum / total, None if stats.shrinkage else rho),
         )  # fmt: skip
 
 
@@ -307,37 +303,34 @@ def _rho(whitened: Float, between: Float, span: Float) -> float | None:
     return 1.0 - min(max(smallest, 0.0), 1.0)
 
 
-def _label_columns(stats: Statistics, names: list[VariableName]) -> list[LabelColumns]:
+def _label_columns(stats: Statistics, names: list[VariableName]) -> Columns:
     """Return the label columns; raise InputError unless every row has a label of each variable."""
     columns = [LabelColumns.of(name, stats.variable(name)) for name in names]
     for name, variable, *_ in columns:
         if not np.isclose(variable.weight, stats.weight, rtol=1e-9, atol=0.0):
             raise InputError(
                 f"rows of weight {variable.weight:g} carry a label of {name!r}, of "
-                f"{stats.weight:g} in all: oracle needs the labels of all rows; accumulate the "
-                "labelled rows alone"
+                f"{stats.weight:g} in all; accumulate the labelled rows alone"
             )
     return columns
 
 
-def _correlations(
-    stats: Statistics, first: list[LabelColumns], second: list[LabelColumns]
-) -> Float:
-    """Return the correlations of the label columns `first` with `second`, (k_1, k_2)."""
-    return np.block([[_pair_correlations(stats, a, b) for b in second] for a in first])
+def _correlations(stats: Statistics, first: Columns, second: Columns) -> Float:
+    """Return the correlations of label columns, (k_1, k_2)."""
 
+    def block(a: LabelColumns, b: LabelColumns) -> Float:
+        if a.name == b.name:
+            return a.correlation()
+        pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
+        if pair is None or not np.isclose(pair[1], stats.weight, rtol=1e-9, atol=0.0):
+            raise InputError(
+                f"these moments hold no covariances between the labels of {a.name!r} and "
+                f"{b.name!r}: they are of an older version, of rows with only one of them, or of "
+                "more than 256 classes"
+            )
+        return np.asarray(pair[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
 
-def _pair_correlations(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
-    if a.name == b.name:
-        return a.correlation()
-    pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
-    if pair is None or not np.isclose(pair[1], stats.weight, rtol=1e-9, atol=0.0):
-        raise InputError(
-            f"these moments hold no covariances between the labels of {a.name!r} and {b.name!r}: "
-            "they are of an older version, of rows with only one of them, or of more than 256 "
-            "classes; accumulate them again, from rows with both labels"
-        )
-    return np.asarray(pair[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
+    return np.block([[block(a, b) for b in second] for a in first])
 
 
 def _inverse_root(matrix: Float) -> Float:
@@ -347,7 +340,7 @@ def _inverse_root(matrix: Float) -> Float:
     return np.asarray(vectors[:, positive] / np.sqrt(values[positive]))
 
 
-def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
+def _shifts(columns: Columns, predicted: Float) -> list[Shift]:
     """Return the shifts of each variable, from the coefficients Szz^+ Sz^T, `predicted`."""
     shifts, start = [], 0
     for name, variable, used, mean, deviation in columns:

@@ -32,8 +32,7 @@ def erase(
 ) -> tuple[Any, Projection]:
     """Fit an eraser to rows and apply it to them.
 
-    A shorthand for :class:`Moments`, one of the methods, and a call of the eraser. Call these
-    directly if rows come in blocks, or to fit several erasers to the same rows.
+    A shorthand for :class:`Moments`, one of the methods, and a call of the eraser.
 
     Parameters
     ----------
@@ -63,8 +62,7 @@ def erase(
     Raises
     ------
     SplinceError
-        The method or an option is unknown, or `keep` does not go with the method; otherwise as
-        :meth:`Moments.update` and the methods.
+        As :meth:`Moments.update` and the methods, or for an unknown method or option.
 
     Examples
     --------
@@ -84,9 +82,7 @@ def erase(
     erased, kept = _named(concept, "concept"), {} if keep is None else _named(keep, "keep")
     shared_names = sorted(set(erased) & set(kept))
     if shared_names:
-        raise InputError(
-            f"{shared_names[0]!r} is to be erased and to be kept; give the columns two names"
-        )
+        raise InputError(f"{shared_names[0]!r} is to be erased and to be kept; give it two names")
     read_as = dict.fromkeys(erased, "classes") if entry.classes_only else {}
     moments = Moments(kinds=read_as | dict(kinds or {})).update(
         X, {**erased, **kept}, sample_weight=sample_weight
@@ -117,13 +113,12 @@ def cross_report(
 ) -> CrossReport:
     """Evaluate the erasers that are fitted to all folds but one, on the held-out folds.
 
-    The evaluation uses moments only. Let x -> m + P (x - m) with I - P = A B^T be the eraser fitted
-    to all other folds, and let m_f and S_f = L L^T be mean and covariance of the held-out fold::
+    With x -> m + P (x - m), I - P = A B^T, fitted to all other folds, and m_f and S_f = L L^T, mean
+    and covariance of the held-out fold, only moments are needed::
 
         distortion = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f
 
-    The remaining association is that of L^+ x with the concept, projected onto the orthogonal
-    complement of the span of L^+ A.
+    The remaining association is that of L^+ x with the concept, orthogonal to the span of L^+ A.
 
     Parameters
     ----------
@@ -144,15 +139,14 @@ def cross_report(
     Raises
     ------
     SplinceError
-        There are fewer than two folds, the folds have different numbers of features, a parameter
-        is out of range, or a fit fails, as for :func:`splince_fast.splince`.
+        There are fewer than two folds, of other features, or a fit fails, as for :func:`splince`.
 
     Warns
     -----
     UnseenRowsWarning
         The distortion of held-out rows is more than twice that of fitted rows, and larger by more
         than 0.02; or, without shrinkage, there are fewer than two fitted rows per dimension of x.
-        The text names the cause, and the settings that reduce the distortion on these folds.
+        The text names the cause, and settings with less distortion on these folds.
 
     Examples
     --------
@@ -167,16 +161,7 @@ def cross_report(
     """
     parts = list(folds) if isinstance(folds, Iterable) else []
     if len(parts) < 2 or not all(isinstance(part, Moments) for part in parts):
-        raise InputError(
-            "folds must be a sequence of two or more Moments, of disjoint rows; "
-            "Moments.from_blocks(source, folds=2) makes them"
-        )
-    widths = sorted({part.n_features for part in parts if part.n_features is not None})
-    if len(widths) > 1:
-        raise InputError(
-            f"the folds have rows of {widths[0]} and of {widths[-1]} features; accumulate all of "
-            "them from the same features"
-        )
+        raise InputError("folds must be a sequence of two or more Moments, of disjoint rows")
     entry = method_of(method, keep)
     if entry.function not in (splince, leace, sal, mean_projection):
         raise InputError(

@@ -1,12 +1,11 @@
 """Refinement of erasers without a stored covariance, by extra passes over the rows.
 
-The covariance S is not stored, but a pass over the rows gives the exact product S V for a matrix V
-with few columns. Let the columns of C be the erased and kept cross-covariances, and D = diag(S).
-The first pass computes S V for V = [D^-1 C, C], and then the eraser of the least distortion with
-`right` in the column space of V (Rayleigh-Ritz). The column space contains the solutions that
-follow from D and without whitening: the distortion is at most that of either. Each further pass
-extends the column space by D^-1 (C - S R), the preconditioned residual of the current solution R.
-The column space then contains the iterates of conjugate gradients for S R = C with the
+The covariance S is not stored, but a pass over the rows gives S V for a matrix V with few columns.
+Let the columns of C be the erased and kept cross-covariances, and D = diag(S). The first pass
+computes S V for V = [D^-1 C, C], and then the eraser of the least distortion with `right` in the
+column space of V (Rayleigh-Ritz), which contains the solutions that follow from D and without
+whitening. Each further pass extends the column space by D^-1 (C - S R), the preconditioned residual
+of the current solution R: it then contains the iterates of conjugate gradients for S R = C with the
 preconditioner D, and the distortion never increases.
 
 A map is feasible if P = I - left right^T with colsp(left) = colsp(Cov(x, z)); its distortion is
@@ -119,7 +118,7 @@ def _compare(
 def _other_rows_error(source: Source, found: str) -> InputError:
     return InputError(
         f"refine is {source.name}, which does not have the accumulated rows: it has {found}; pass "
-        "the source from which the moments were accumulated, with all rows and the same weights"
+        "the source of the moments, with all rows and the same weights"
     )
 
 
@@ -148,9 +147,7 @@ class Refinement:
             raise InputError(f"passes is {passes!r}; it must be an integer from 1 to {MAX_PASSES}")
         if source is None:
             if passes != 1:
-                raise InputError(
-                    "passes is the number of passes over refine=; pass the source, too"
-                )
+                raise InputError("passes needs refine=, the source of the passes")
             return None
         from splince_fast.sources import as_source
 
@@ -158,7 +155,6 @@ class Refinement:
 
     def _check(self, stats: Statistics, options: Options) -> None:
         """Raise InputError before a row is read, if the passes are not possible."""
-        source = self.source
         if not stats.is_diagonal or stats.factor is not None:
             remedy = "pass these moments, not a snapshot of them"
             raise InputError(
@@ -166,14 +162,12 @@ class Refinement:
                 f"no covariance; {remedy if stats.is_diagonal else 'leave it out'}"
             )
         check_moment_options(1.0, "diag", self.passes, options.shrinkage, options.solver)
-        if source.n_features not in (None, d := len(stats.mean)):
+        source, d = self.source, len(stats.mean)
+        if source.n_features not in (None, d):
             raise _other_rows_error(source, f"{source.n_features} features, not {d}")
-        if (source.n_rows or stats.n_rows) < stats.n_rows:
-            raise _other_rows_error(source, f"{source.n_rows:,} rows, not {stats.n_rows:,}")
         if self.passes > 1 and isinstance(source, StreamSource) and source.once:
             raise InputError(
-                f"passes is {self.passes}, and {source.name} can be read only once; pass a list of "
-                "blocks, or one of splince_fast.sources"
+                f"passes is {self.passes}, and {source.name} can be read only once; pass a list"
             )
 
     def factor(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import spans
 from splince_fast._kernels.factor import Factor
-from splince_fast._runtime.arguments import described_type, warn
+from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import check_feature_names
 from splince_fast._solve import tolerances
@@ -50,16 +50,15 @@ def repair(
 
     The rows t are the rows x after any eraser: one of this library, INLP, R-LACE, a kernel method
     or a network. The map B minimises E|B t - t|^2 subject to B Cov(t, y) = Cov(x, y), for variables
-    y. As B is linear and common to all rows, erased rows stay erased: zero covariance with the
-    concept, equal class means and class covariances, and independence of it hold for B t if they
-    hold for t. With X = Cov(x, y) - Cov(t, y) and T = Cov(t)::
+    y. As B is linear, and common to all rows, erased rows stay erased. With
+    X = Cov(x, y) - Cov(t, y) and T = Cov(t)::
 
         B = I + X H^+ K^T,    K = T^+ Cov(t, y),    H = Cov(t, y)^T K
 
-    Repair after LEACE gives the rows of SPLINCE (proofs_check 8.1). Repair after SAL does not,
-    because the change is measured from t and not from x. Features of t with a standard deviation
-    below 5e-7 times the root mean square of those of x, or below 5e-7 times that of the same
-    feature of x, are rounding error of the eraser, and not read.
+    Repair after LEACE gives the rows of SPLINCE, unlike repair after SAL, because the change is
+    measured from t (proofs_check 8.1). Features of t with a standard deviation below 5e-7 times the
+    root mean square of those of x, or that of the same feature of x, are rounding error of the
+    eraser, and not read.
 
     Parameters
     ----------
@@ -88,8 +87,7 @@ def repair(
         A combination of labels covaries with x, but not with the erased rows; the message names it.
     IncompatibleMomentsError, InputError
         Features or labels differ between the moments; the moments of the erased rows have no
-        covariance, or a factor that uses features that are rounding error; `keep` holds directions;
-        `strength` is out of range.
+        covariance, or a factor with features that are not read; `keep` holds directions.
     UnknownVariableError, ConstantVariableError, NotEnoughDataError
         As :func:`splince`.
 
@@ -116,11 +114,6 @@ def repair(
     True
     """
     OPTIONS["strength"].check(strength)
-    if keep is None or not isinstance(keep, (str, tuple, list)):
-        raise InputError(
-            f"keep is {described_type(keep)}; repair restores covariances with variables, by name. "
-            "Pass directions to splince(keep=)"
-        )
     names = names_of(keep, "keep")
     with statistics(before) as stats:
         original = [stats.variable(name).copy() for name in names]
@@ -130,12 +123,12 @@ def repair(
         if len(erased.mean) != len(variances):
             raise InputError(
                 f"the erased rows have {len(erased.mean)} features and those before erasing "
-                f"{len(variances)}; pass moments of the same rows in the same coordinates"
+                f"{len(variances)}; pass moments of the same rows"
             )
         if erased.is_diagonal:
             raise InputError(
                 "repair needs the covariance of the erased rows, which moments made with "
-                "covariance_type='diag' do not keep; accumulate them with 'full', or subsample="
+                "covariance_type='diag' do not keep"
             )
         span_t = span_of(erased, names, "keep", True)
         variables = [erased.variable(name) for name in names]
@@ -185,10 +178,7 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
         same = bool((difference <= _SAME_LABELS * scale).all())
         if same and np.isclose(after.weight, before.weight):
             return before.span()
-        cause = (
-            f"the labels of {name!r} have another mean, standard deviation or weight in the erased "
-            "rows than before erasing"
-        )
+        cause = f"the labels of {name!r} have another mean, standard deviation or weight"
     raise InputError(
         f"{cause}; accumulate both from the same rows, with the same labels and weights"
     )
@@ -235,7 +225,7 @@ def _report(
     if effect > tolerances.SENSITIVITY and norm > tolerances.OBLIQUE * len(left) ** 0.5:
         notes.append(
             "the repair is sensitive to rounding: erased rows rounded to float32 move by "
-            f"{effect:.1e} of their deviation; use rows in float64, or keep fewer variables"
+            f"{effect:.1e} of their deviation; use rows in float64"
         )
     sample = erased.sample
     return Report(

@@ -210,12 +210,9 @@ static void NAME(clear_sums)(const Block *block, Index first, Index last) {
 
 /* Adds the rows begin..stop to all sums, and writes the centred, weighted and rotated rows to
    `out`, in the columns first..last; row begin + r becomes row r of `out`. Successive calls cover
-   the rows from 0 to n in order, and begin at multiples of GROUP.
-
-   The rotation does not change out^T out = sum_i w_i y_i y_i^T. Without the rotation, rows with few
-   distinct values would have equal products, whose rounding errors add up instead of cancelling.
-   The cells of a part are summed when the part is centred, while its rows are in cache. `out` and
-   the total do not depend on the labels. */
+   the rows from 0 to n in order, and begin at multiples of GROUP. Without the rotation, rows with
+   few distinct values would have equal products, whose rounding errors add up instead of
+   cancelling. A part is summed by cells while its rows are in cache. */
 static void NAME(centre)(const Block *block, Index begin, Index stop, Index first, Index last,
                          T *out, Index row_stride, Index panel_stride, double *cell_sum) {
     if (begin == 0) NAME(clear_sums)(block, first, last);
@@ -312,12 +309,9 @@ static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, I
                    (size_t)(WIDTH - width % WIDTH) * sizeof(T));
 }
 
-/* Computes the sums of `centre_columns`, and product = out^T out without storing `out`.
-
-   Any number of threads may call the function at the same time, with the same arguments except
-   `cell_sum`; the calls share the tasks. In phase t, some tasks centre stripes of chunk t, and
-   others compute columns of the product of chunk t - 1. A phase ends when all its tasks are
-   finished.
+/* Computes the sums of `centre_columns`, and product = out^T out without storing `out`. Threads
+   that call the function with the same arguments, except `cell_sum`, share the tasks. In phase t,
+   some tasks centre stripes of chunk t, and others compute columns of the product of chunk t - 1.
    Every task is begun before a thread waits, and each thread finishes the tasks that it begins. */
 static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *cell_sum) {
     const Index chunk = gram->chunk, chunks = ceil_div(block->n, chunk), width = block->width;
@@ -371,10 +365,10 @@ static void NAME(sample_columns)(const Block *block, Index stride, double *mean,
     }
 }
 
-/* Adds sign * product + coefficients[0] u u^T + coefficients[1] v v^T to the lower triangle of
-   `scatter`, where u and v are the two vectors, in the columns t and width - 1 - t for t in
-   first..last. Such sums merge scatter matrices about any points (Chan, Golub and LeVeque 1983).
-   `product` is NULL or Fortran-ordered with `product_stride` numbers per column. */
+/* Adds sign * product + coefficients[0] u u^T + coefficients[1] v v^T, with the vectors u and v, to
+   the columns t and width - 1 - t of the lower triangle of `scatter`, for t in first..last: this
+   merges scatter matrices about any points (Chan, Golub and LeVeque 1983). `product` is NULL or
+   Fortran-ordered with `product_stride` numbers per column. */
 static void NAME(add_lower)(double *scatter, Index width, const void *product, Index product_stride,
                             double sign, const double *vectors, const double *coefficients,
                             Index first, Index last) {
