@@ -27,22 +27,19 @@ class ConceptStrength:
     name : str
         Name of the concept.
     correlations : tuple of float
-        Sample canonical correlations of x and the concept, descending; positive even without an
-        association.
+        Sample canonical correlations of x and the concept, descending.
     pillai : float
         Pillai trace V, the sum of their squares; R^2 for a binary concept or a single column.
     chance : float
         Mean of V over all permutations of the labels: rank_x rank_z / (n - 1), exact for any x.
     r2 : float or None
-        R^2 of the concept given x, corrected for its bias:
-        1 - (1 - V / rank_z) (n - 1) / (n - 1 - rank_x). None if x fits any labels.
+        R^2 of the concept given x without bias, 1 - (1 - V / rank_z) (n - 1) / (n - 1 - rank_x);
+        None if x fits any labels.
     p_value : float
         Probability that permuted labels give at least V, for Gaussian x: exact if rank_x or rank_z
         is 1, otherwise an F approximation. 1 if `r2` is None.
-    n : int
-        Weight sum of the rows of x, rounded to an integer.
-    rank_x, rank_z : int
-        Ranks of Cov(x) and Cov(z) at their rounding levels.
+    n, rank_x, rank_z : int
+        Rounded weight sum; ranks of Cov(x) and Cov(z) at their rounding levels.
     """
 
     name: str

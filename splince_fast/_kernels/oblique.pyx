@@ -12,13 +12,11 @@ the standard deviations, and Sz and Sy the erased and the kept span, with column
     right -= D^-1 Qc Qc^T D right,   Qc = orth(D^-1 Cy)      Cov(x, y) itself is kept
     right := right K'^-T,            K' = right^T left       Cov(x, z) itself is erased
 
-Q and Rz are the QR factors of D^-1 Cz. The last four lines make the constraints hold independently
-of the accuracy of L. For any T, `left` has the same column space as Sz, up to a few roundings. As
-`left` is orthonormal in units of D, |right| in the same units equals |I - P|, and
-``left right^T`` has no cancellation. The corrections of `right` use Sy and Sz themselves, including
-components off the support of L, where the variance is below the rounding level of S. Hence, for any
-factor, |P Sz| / |Sz| and |P Sy - Sy| / |Sy| are a few roundings times |P|. The correction of R in
-whitened coordinates squares the rounding error of the triangular solves, and R stays optimal.
+Q and Rz are the QR factors of D^-1 Cz. For any factor L, the last four lines make |P Sz| / |Sz| and
+|P Sy - Sy| / |Sy| a few roundings times |P|: `left` has the column space of Sz for any T, and is
+orthonormal in units of D, so that |right| equals |I - P|, and ``left right^T`` has no cancellation;
+the corrections of `right` use Sy and Sz themselves, with components off the support of L. The
+correction of R in whitened coordinates squares the rounding error of the triangular solves.
 
 Failures are status codes.
 """

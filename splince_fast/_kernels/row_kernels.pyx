@@ -19,10 +19,6 @@ from libc.stdint cimport int64_t
 
 ctypedef Py_ssize_t Index
 
-ctypedef fused Real:
-    float
-    double
-
 cdef extern from "csrc/kernels.h" nogil:
     int GROUP, TOTAL_ROW, PEAK_ROW, SQUARES_ROW, CLASS_ROWS
     Index NO_MEMORY
@@ -62,24 +58,17 @@ cdef extern from "csrc/kernels.h" nogil:
         const char* name
         int width[2]
         int wide
-        void (*centre_columns[2])(
-            const CBlock*, void* out, Index first, Index last, double* cell_sum) noexcept nogil
-        void (*reduce_chunks[2])(const CBlock*, const Gram*, double* cell_sum) noexcept nogil
-        void (*sample_columns[2])(
-            const CBlock*, Index stride, double* mean, double* squares) noexcept nogil
-        void (*add_lower[2])(
-            double* scatter, Index width, const void* product, Index product_stride,
-            double sign, const double* vectors, const double* coefficients, Index first,
-            Index last) noexcept nogil
+        void (*centre_columns[2])(const CBlock*, void*, Index, Index, double*) noexcept nogil
+        void (*reduce_chunks[2])(const CBlock*, const Gram*, double*) noexcept nogil
+        void (*sample_columns[2])(const CBlock*, Index, double*, double*) noexcept nogil
+        void (*add_lower[2])(double*, Index, const void*, Index, double, const double*,
+                             const double*, Index, Index) noexcept nogil
         void (*sum_block[2])(const BlockSums*, AtomicInt64*) noexcept nogil
-        Index (*factors_size)(Index rank, Index width) noexcept nogil
-        void (*pack_factors)(
-            Factors*, const double* left, const double* right, const double* mean,
-            const double* shift, double* memory) noexcept nogil
-        Index (*erase[2])(
-            const Factors*, Matrix rows, Matrix out, Index n, int is_float16,
-            int streamed) noexcept nogil
-        int (*squares_finite[2])(Matrix, Index n, Index width) noexcept nogil
+        Index (*factors_size)(Index, Index) noexcept nogil
+        void (*pack_factors)(Factors*, const double*, const double*, const double*, const double*,
+                             double*) noexcept nogil
+        Index (*erase[2])(const Factors*, Matrix, Matrix, Index, int, int) noexcept nogil
+        int (*squares_finite[2])(Matrix, Index, Index) noexcept nogil
     const Level* supported_level(int k)
     void sort_by_cell(
         const Index* codes, Index variables, Index n, Index n_codes, Index part_rows, Index* order,

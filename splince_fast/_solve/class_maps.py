@@ -26,11 +26,9 @@ from splince_fast._solve import tolerances
 
 Float = NDArray[np.float64]
 
-# Tolerance (relative change of the barycentre's root) and maximum number of iterations for more
-# than two classes. Data need 5 to 13; the maps are feasible after any number.
+# Relative change of the barycentre's root, and iterations: data need 5 to 13; any are feasible.
 _CONVERGED, _ITERATIONS = 1e-8, 200
-# Whitening loses half of the digits in directions with a smaller eigenvalue of S_w. Erasure sets
-# the rows to their mean in these directions.
+# Erasure sets rows to their mean where S_w has a smaller eigenvalue, to keep half of the digits.
 _TINY = 1e-8
 
 

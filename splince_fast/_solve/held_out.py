@@ -6,10 +6,10 @@ m = (p - r) / n, p is the rank of x and r is the rank of the concept.
 
 Derivation: in coordinates with Cov(x) = I and Cov(z) = I, the singular values of B = Cov(x, z) are
 the canonical correlations. The kernel of every eraser is span(B'), B' = B + E with the sampling
-error E, and P^+ P = I - Pi' with the orthogonal projector Pi' on span(B'). The best linear
-prediction of z from P x therefore explains |(I - Pi') B|^2, whatever P. The entries of E orthogonal
-to B have variance 1 / n where the noise in x does not depend on z, and |B'|^2 = c^2 + m up to
-O(c / sqrt(n)). Hence E |(I - Pi') B|^2 = sum c^2 m / (c^2 + m) (1 + O(1 / p) + O(1 / (n c^2))).
+error E, so that the best linear prediction of z from P x explains |(I - Pi') B|^2, whatever P, with
+the projector Pi' on span(B'). The entries of E orthogonal to B have variance 1 / n if the noise in
+x does not depend on z, and |B'|^2 = c^2 + m up to O(c / sqrt(n)). Hence
+E |(I - Pi') B|^2 = sum c^2 m / (c^2 + m) (1 + O(1 / p) + O(1 / (n c^2))).
 """
 
 from __future__ import annotations

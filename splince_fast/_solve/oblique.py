@@ -100,10 +100,8 @@ class Solution(NamedTuple):
     distortion: float  # tr((I - P) S (I - P)^T) for P, and for LEACE in place of P
     distortion_leace: float
     size: float  # spectral norm of I - P for features scaled to unit standard deviation
-    # relative residuals of the two constraints, P Sz = 0 and P Sy = Sy, for features scaled to unit
-    # standard deviation, on directions above the cuts
-    residual_z: float
-    residual_y: float
+    residual_z: float  # |P Sz| / |Sz| on directions above the cuts, for features of unit deviation
+    residual_y: float  # |P Sy - Sy| / |Sy|, likewise
     amplification: float  # 1 / sine of the smallest principal angle
     spread: float  # the larger condition number of the parts of `whitened`, above the cuts
     noise: float  # rounding level of `whitened`
@@ -112,9 +110,7 @@ class Solution(NamedTuple):
     admitted: int
     variance: float
     inverse_scale: Float
-    # (n, d): orthonormal basis of the complement of the support, constant features first; None
-    # unless ``null_space="drop"``
-    null_basis: Float | None
+    null_basis: Float | None  # (n, d): orthonormal, of the null space, for ``null_space="drop"``
     off_support: Float | None  # component of the erased span off the support; None at full rank
 
     @property
@@ -125,9 +121,9 @@ class Solution(NamedTuple):
 
 def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> Solution:
     """Solve for the projection that erases `span_z`, (kz, d), and keeps `span_y`, (ky, d)."""
-    # The equations are those of the kernel. `Factor.admit` extends the support of S by directions of
-    # rounding-level variance in which a span exceeds rounding error. P changes constant features,
-    # but the change does not depend on them: `right` is 0 for them.
+    # The equations are those of the kernel. `Factor.admit` extends the support of S by directions
+    # of rounding-level variance in which a span exceeds rounding error. P changes constant
+    # features, but the change does not depend on them: `right` is 0 for them.
     if factor.n_noise:
         factor = factor.admit(np.concatenate([span_z, span_y]))
     d, solver = factor.width, factor.solver

@@ -86,20 +86,11 @@ _AMPLIFICATION = (
 )
 _INFEASIBLE = "a kept direction in the span of the concept is an error, or is dropped"
 _NULL_SPACE = "keep dimensions without variance, or set them to their mean"
-_SHRINKAGE = (
-    "shrink the covariance towards a multiple of the identity, by this intensity or rule; 'cv' "
-    "minimises the distortion of held-out rows"
-)
+_SHRINKAGE = "intensity of the shrinkage of the covariance, or a rule; 'cv' takes held-out rows"
 _RANK_TOL = "ignore singular values of the concept below A times the largest"
 _SOLVER = "factorisation of the covariance"
-_STRENGTH = (
-    "fraction that is kept of the covariance that LEACE removes from the task; 1 is SPLINCE, 0 is "
-    "LEACE"
-)
-_SUBSAMPLE = (
-    "fraction of the rows for the covariance; 'auto' takes the smallest for which the rows are "
-    "expected to change at most 5 percent more"
-)
+_STRENGTH = "fraction that is kept of the covariance that LEACE removes from the task"
+_SUBSAMPLE = "fraction of the rows for the covariance; 'auto' changes rows 5 percent more at most"
 _TYPE = "the d x d covariance, or its diagonal alone, for wide or sparse rows"
 _PASSES = "extra passes over the rows, each of which lowers the distortion"
 

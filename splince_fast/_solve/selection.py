@@ -31,9 +31,8 @@ class Interpretation(NamedTuple):
     """How one variable was interpreted (as classes, numbers or directions), for the report."""
 
     kind: str  # description of the interpretation, such as "classes (4)"
-    # (q, k): matrix M such that the singular values of M W, where the rows of W are the whitened
-    # span, are the canonical correlations of x and the variable over all rows. Rows without a label
-    # count as rows whose label is the mean.
+    # (q, k): M such that the singular values of M W, with W the whitened span, are the canonical
+    # correlations of x and the variable over all rows; a missing label counts as the mean.
     whitener: Float
     # square of the largest standardised value of a class indicator; None for other variables
     largest_square: float | None = None

@@ -103,8 +103,12 @@ class MethodCall(NamedTuple):
     def solve(self, stats: Statistics, factor: Factor | None = None) -> Solved:
         """Compute the eraser, without report or warnings, from a factor of Cov(x) if passed."""
         options, whitened = self.options, self.whitened
-        if self.classes_only:
-            _refuse_continuous(stats, self.erase)
+        for name in self.erase if self.classes_only else ():
+            if not isinstance(stats.variable(name), ClassSums):
+                raise errors.LabelError(
+                    f"the variable {name!r} is continuous and has no class means; use sal, or "
+                    f"accumulate it with kinds={{{name!r}: 'classes'}}"
+                )
         span_z = span_of(stats, self.erase, "erase", whitened)
         span_y = span_of(stats, self.keep, "keep", whitened)
         shrinkage, gain = stats.intensity(options) if whitened else 0.0, None
@@ -401,15 +405,6 @@ def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Fl
         float(np.linalg.norm(c[:, varies] / deviations[varies])) for c in (remaining, span)
     )
     return part / total if total else 0.0
-
-
-def _refuse_continuous(stats: Statistics, erase: Sequence[VariableName]) -> None:
-    for name in erase:
-        if not isinstance(stats.variable(name), ClassSums):
-            raise errors.LabelError(
-                f"the variable {name!r} is continuous and has no class means; use sal, or "
-                f"accumulate it with kinds={{{name!r}: 'classes'}}"
-            )
 
 
 def _refuse_underflow(stats: Statistics, span: Span) -> None:

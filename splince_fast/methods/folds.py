@@ -33,12 +33,8 @@ Float = NDArray[np.float64]
 Pairs = Sequence[tuple[Statistics, Statistics]]  # statistics of the other folds, and of the fold
 
 # A warning is issued if the distortion of held-out rows exceeds that of fitted rows by this factor
-# and by this difference. Random differences are of the order of the removed fraction of the
-# variance.
-_WORSE, _EXCESS = 2.0, 0.02
-# A feature is weak if its standard deviation in the fitted rows is below this fraction of
-# its standard deviation in the held-out rows.
-_WEAK = 1e-2
+# and by this difference. A feature is weak below this fraction of its held-out deviation.
+_WORSE, _EXCESS, _WEAK = 2.0, 0.02, 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +46,7 @@ class FoldReport:
     n_rows : int
         Number of rows of the fold.
     distortion, distortion_fitted : float
-        E|r(x) - x|^2 over the fold, and over the rows that the eraser was fitted to, as a fraction
-        of the total variance.
+        E|r(x) - x|^2 over the fold and over the fitted rows, relative to the total variance.
     concept : float
         Remaining R^2 of the concept in the fold: the mean squared canonical correlation with r(x).
     chance : float

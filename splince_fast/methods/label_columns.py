@@ -137,11 +137,10 @@ class LabelColumns(NamedTuple):
     def terms(self) -> list[str]:
         """Names of the label columns in messages: ``[job = nurse]``, ``age`` or ``pose[2]``."""
         variable = cast(Any, self.variable)
-        if isinstance(variable, ClassSums):
-            return [f"[{self.name} = {variable.names[c]}]" for c in self.used]
-        if variable.n_columns == 1:
+        if not isinstance(variable, ClassSums) and variable.n_columns == 1:
             return [str(self.name)]
-        return [f"{self.name}[{variable.names[c]}]" for c in self.used]
+        form = "[{} = {}]" if isinstance(variable, ClassSums) else "{}[{}]"
+        return [form.format(self.name, variable.names[c]) for c in self.used]
 
     def correlation(self) -> Float:
         """Return the correlation matrix of the label columns, (k, k)."""

@@ -6,13 +6,11 @@ Sy = Cov(x, y) and Szy = Cov(z, y). The residuals of the regression of x on z, p
     t = x - Sz Szz^+ (z - E z),    T = Cov(t) = S - Sz Szz^+ Sz^T,
     Ty = Cov(t, y) = Sy - Sz Szz^+ Szy
 
-The erased rows r = E x + B (t - E x) have Cov(r, z) = 0 for any matrix B. With the strength b,
-X = Sy - Ty, K = T^+ Ty and H = Ty^T K, the matrix B = I + b X H^+ K^T gives Cov(r, y) = Ty + b X,
-which is Sy for b = 1. No affine map of (x, z) with the same Cov(r, z) and Cov(r, y) has a smaller
-E|r - x|^2. A map with Cov(r, y) = Sy exists if and only if the kernel of Sy contains that of Ty.
-
-T is not factored. Let S = L L^T, A = L^+ Sz and Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, with
-eigenvectors V and canonical correlations c. Then U = A Szz^{+1/2} V / c is orthonormal, and
+The rows r = E x + B (t - E x) have Cov(r, z) = 0 for any B. With the strength b, X = Sy - Ty,
+K = T^+ Ty and H = Ty^T K, B = I + b X H^+ K^T gives Cov(r, y) = Ty + b X, with the least E|r - x|^2
+of all affine maps of (x, z). It exists if and only if the kernel of Sy contains that of Ty. T is
+not factored: let S = L L^T, A = L^+ Sz and Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, with the
+canonical correlations c. Then U = A Szz^{+1/2} V / c is orthonormal, and
 
     T^+ = (L^+)^T (I + U diag(c^2 / (1 - c^2)) U^T) L^+
 """
@@ -43,14 +41,8 @@ from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
 from splince_fast.labels import VariableName
+from splince_fast.methods import label_columns as labels
 from splince_fast.methods.fit import MethodCall
-from splince_fast.methods.label_columns import (
-    LabelColumns,
-    precision_notes,
-    refuse_lost,
-    unchanged,
-    variable_reports,
-)
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.moments.variables import ClassSums
@@ -58,7 +50,7 @@ from splince_fast.projection import Projection
 from splince_fast.report import OracleFit, Report, Sampling
 
 Float = NDArray[np.float64]
-Columns: TypeAlias = list[LabelColumns]
+Columns: TypeAlias = list[labels.LabelColumns]
 
 
 def oracle(
@@ -189,7 +181,7 @@ class _Fit(NamedTuple):
         """Return B = I - left^T right of the rows t, rho_o, and the largest 1 / (1 - c^2)."""
         stats, span_z, span_y = self.stats, self.span_z.rows, self.span_y.rows
         if not y:
-            return unchanged(span_y), None, 1.0
+            return labels.unchanged(span_y), None, 1.0
         Szy = _correlations(stats, z, y)
         span_t, units = span_y - Szy.T @ self.predicted, np.sqrt(stats.variances)
         loss = 1.0
@@ -210,7 +202,7 @@ class _Fit(NamedTuple):
                 f"either (1 - rho_o = {fraction:.1e})"
             )
 
-        refuse_lost(restoration, "oracle", y, remedy)
+        labels.refuse_lost(restoration, "oracle", y, remedy)
         return restoration, _rho(whitened, between, span_y), loss
 
     def _at_fixed_labels(self, Szy: Float) -> tuple[Float, Float, float]:
@@ -259,12 +251,12 @@ class _Fit(NamedTuple):
             size = largest(rows[part] * scales)
             return (largest(residual_z[part] * scales) / size if size else 0.0), bound
 
-        erased = variable_reports("erased", span_z, factor.whiten(rows), noise, figures)
+        erased = labels.variable_reports("erased", span_z, factor.whiten(rows), noise, figures)
         kept = "kept", self.span_y, factor.whiten(self.span_y.rows), noise
         # The residual includes the part that `strength` leaves out; the check does not.
-        lost = variable_reports(*kept, partial(restoration.figures, lost=True))
-        notes = precision_notes(
-            erased + variable_reports(*kept, restoration.figures), amplification,
+        lost = labels.variable_reports(*kept, partial(restoration.figures, lost=True))
+        notes = labels.precision_notes(
+            erased + labels.variable_reports(*kept, restoration.figures), amplification,
             f"little of the covariance with {listed(self.span_y.names)} is left at fixed labels",
             "keep fewer variables, or pass strength= below 1",
         )  # fmt: skip
@@ -305,7 +297,7 @@ def _rho(whitened: Float, between: Float, span: Float) -> float | None:
 
 def _label_columns(stats: Statistics, names: list[VariableName]) -> Columns:
     """Return the label columns; raise InputError unless every row has a label of each variable."""
-    columns = [LabelColumns.of(name, stats.variable(name)) for name in names]
+    columns = [labels.LabelColumns.of(name, stats.variable(name)) for name in names]
     for name, variable, *_ in columns:
         if not np.isclose(variable.weight, stats.weight, rtol=1e-9, atol=0.0):
             raise InputError(
@@ -318,7 +310,7 @@ def _label_columns(stats: Statistics, names: list[VariableName]) -> Columns:
 def _correlations(stats: Statistics, first: Columns, second: Columns) -> Float:
     """Return the correlations of label columns, (k_1, k_2)."""
 
-    def block(a: LabelColumns, b: LabelColumns) -> Float:
+    def block(a: labels.LabelColumns, b: labels.LabelColumns) -> Float:
         if a.name == b.name:
             return a.correlation()
         pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})

@@ -28,13 +28,7 @@ from splince_fast._solve.selection import (
 )
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.labels import ClassName
-from splince_fast.methods.label_columns import (
-    LabelColumns,
-    precision_notes,
-    refuse_lost,
-    unchanged,
-    variable_reports,
-)
+from splince_fast.methods import label_columns as labels
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.statistics import Statistics, statistics
 from splince_fast.projection import Projection
@@ -62,27 +56,22 @@ def quadratic(
     """Give all classes of a concept equal means and covariances, changing x as little as possible.
 
     The eraser maps the rows of class c, with mean m_c and covariance S_c, to
-    r = mu + A_c (x - m_c), where mu = E x. The A_c minimise E|r - x|^2 subject to a common
-    covariance A_c S_c A_c^T of all classes (QLEACE). With `keep`, one linear map, common to all
-    classes, then restores Cov(r, y) = Cov(x, y) with the least further change
-    (:func:`splince_fast.repair`). Without shrinkage, no quadratic predictor tells the classes of
-    the fitted rows apart. The optimum depends on the units of the features; features with less than
-    1e-3 of the largest deviation count as if they had this deviation. Every row to erase needs its
-    label of the concept.
+    r = E x + A_c (x - m_c). The A_c minimise E|r - x|^2 subject to a common covariance of all
+    classes (QLEACE), so that no quadratic predictor tells them apart. With `keep`, one linear map
+    then restores Cov(r, y) = Cov(x, y) with the least further change
+    (:func:`splince_fast.repair`). The optimum depends on the units of the features; those below
+    1e-3 of the largest deviation count as if they had this one.
 
-    From few rows, the eraser adds sampling noise to new rows: for two classes of n rows each, a
-    squared difference of about d (d + 1) / (2 n) between the whitened class covariances. Shrinkage
-    replaces S_c by a S_w + (1 - a) S_c, with the pooled covariance S_w and the intensity a. With
-    a = 1, only the class means become equal, with the least change. Equal class means and
-    Cov(r, y) = Cov(x, y) hold exactly for any a.
+    From few rows, the eraser adds sampling noise to new rows. Shrinkage replaces S_c by
+    a S_w + (1 - a) S_c, with the pooled covariance S_w; with a = 1, only the class means become
+    equal. Equal means and Cov(r, y) = Cov(x, y) are exact for any a.
 
     Parameters
     ----------
     moments : Moments, Folds, or mapping of class to Moments
         Moments made with ``by=`` the name of the concept, or the moments of each class.
     erase : str
-        Name of the concept, a variable of classes. To erase several variables, make one column of
-        their joint cells.
+        Name of the concept, a variable of classes.
     keep : str, tuple or list of them, optional
         Variables whose covariance with x stays exactly as it is.
     shrinkage : float in [0, 1], optional
@@ -91,9 +80,9 @@ def quadratic(
     Returns
     -------
     ConditionalEraser
-        Eraser with a matrix per class in `maps`. In its :attr:`~ConditionalEraser.report`, the
-        `residual` of the erased variable is the largest difference between class covariances after
-        erasure, with each feature in units of its standard deviation within classes after erasure.
+        Eraser with a matrix per class in `maps`, for rows with labels of the concept. The
+        `residual` of the erased variable in its report is the largest difference between class
+        covariances after erasure, for features scaled to unit deviation within classes.
 
     Raises
     ------
@@ -156,7 +145,7 @@ def quadratic(
                 f"the covariance of the class {classes.names[error.index]!r} of {name!r} is "
                 "singular, as of constant features or repeated rows. Pass shrinkage= above 0"
             ) from error
-        restoration = unchanged(classes.span.rows)
+        restoration = labels.unchanged(classes.span.rows)
         if classes.columns:
             # All classes share the coordinates in which G_c whitens class c. There,
             # Cov(t, y) = sum p_c G_c U^T S_cy for the erased rows t = U R (...).
@@ -171,7 +160,7 @@ def quadratic(
                 whitened, solved, span_t, classes.span.rows, classes.deviations, 1.0
             )
         remedy = "use sf.oracle, which does not make the covariances equal"
-        refuse_lost(restoration, "quadratic", classes.columns, lambda _: remedy)
+        labels.refuse_lost(restoration, "quadratic", classes.columns, lambda _: remedy)
         label = "QLEACE" if keep is None else "repair @ QLEACE"
         left, right = restoration.left / units, restoration.right * units
         maps = solution.maps - left.T @ (right @ solution.maps)
@@ -238,7 +227,7 @@ class _Classes:
     # the kept variables, in units of their standard deviations over all rows.
 
     total: Statistics  # of the rows of all classes
-    columns: list[LabelColumns]  # y
+    columns: list[labels.LabelColumns]  # y
     span: Span  # Cov(x, y) over all rows
     names: list[ClassName]
     rows: Float  # (k,): number of rows
@@ -258,7 +247,7 @@ def _classes_of(
     """Return the moments of each class as arrays, with the label columns to keep."""
     names = [] if keep is None else names_of(keep, "keep")
     span, parts = span_of(total, names or None, "keep", True), list(classes.values())
-    kept = [LabelColumns.of(name, total.variable(name)) for name in names]
+    kept = [labels.LabelColumns.of(name, total.variable(name)) for name in names]
     for name, variable, *_ in kept:
         if variable.n_rows != total.n_rows:
             raise errors.InputError(
@@ -340,7 +329,7 @@ def _report(
     factor = total.factored(Options(), 0.0)
     white, noise = factor.whiten(span_z.rows), tolerances.noise(d, factor.smallest)
     bound = relative * rounding
-    variables = variable_reports("erased", span_z, white, noise, lambda _: (residual, bound))
+    variables = labels.variable_reports("erased", span_z, white, noise, lambda _: (residual, bound))
     # LEACE removes the variance |Cov(x, z) v / s|^2 for each right singular vector v of the
     # whitened Cov(x, z) with the singular value s.
     combinations, sizes, _ = np.linalg.svd(white, full_matrices=False)
@@ -355,11 +344,11 @@ def _report(
             return 0.0, 0.0
         return largest(error[part]) / size, bound + relative * amplification / size
 
-    variables += variable_reports("kept", span, factor.whiten(span.rows), noise, figures)
+    variables += labels.variable_reports("kept", span, factor.whiten(span.rows), noise, figures)
     cause = f"some direction varies far less in one class of {name!r} than in the others"
     if kept := listed(span.names):
         cause += f", or little of the covariance with {kept} is left within the classes"
-    precise = precision_notes(variables, amplification, cause, "pass shrinkage= above 0")
+    precise = labels.precision_notes(variables, amplification, cause, "pass shrinkage= above 0")
     return Report(
         method=label, n_rows=int(classes.rows.sum()), weight=total.weight, n_features=d,
         rank_covariance=support.rank, rank=0, variables=tuple(variables), dropped=0, cosines=(),

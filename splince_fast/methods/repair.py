@@ -20,12 +20,7 @@ from splince_fast._solve.restore import Restoration, inverse_units, restore, shr
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.exceptions import InputError, PrecisionWarning
 from splince_fast.labels import VariableName
-from splince_fast.methods.label_columns import (
-    LabelColumns,
-    precision_notes,
-    refuse_lost,
-    variable_reports,
-)
+from splince_fast.methods import label_columns as labels
 from splince_fast.moments import Moments
 from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.moments.variables import ClassSums, ColumnSums, Variable, refuse_other_kind
@@ -144,8 +139,8 @@ def repair(
             whitened, solved = factor.whiten(rows), factor.solve(rows)
         restoration = restore(whitened, solved, rows, span_x, units, float(strength))
         remedy = "use an eraser that keeps part of it, such as splince(keep=)"
-        columns = list(map(LabelColumns.of, names, variables))
-        refuse_lost(restoration, "repair", columns, lambda _: remedy)
+        columns = list(map(labels.LabelColumns.of, names, variables))
+        labels.refuse_lost(restoration, "repair", columns, lambda _: remedy)
         total = float(variances.sum())
         report = _report(erased, factor, restoration, span_t, float(strength), total)
     for note in report.warnings:
@@ -213,11 +208,11 @@ def _report(
     """Return the report with its warnings; `variance` is the total variance before erasure."""
     left, right, amplification = restoration.left, restoration.right, restoration.amplification
     cost = change(left, right, erased.gram(right), erased.variances)
-    variables = variable_reports(
+    variables = labels.variable_reports(
         "kept", span, restoration.whitened, restoration.cut, restoration.figures
     )
     effect, norm = sensitivity(left, right, erased.mean, variance)
-    notes = precision_notes(
+    notes = labels.precision_notes(
         variables, amplification,
         f"little of the covariance with {listed(span.names)} is left in the erased rows",
         "keep fewer variables, or use an eraser that leaves more of them",
