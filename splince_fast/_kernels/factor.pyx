@@ -151,10 +151,9 @@ cdef class Factor:
 
     cdef int prepare_null_basis(self) except -1:
         """Compute the null basis on the first call, because many solves do not need it."""
-        # As c = D^-1 S D^-1, the null space of S is D^-1 times the null space of c. If the standard
-        # deviations differ by many orders of magnitude, the rows of a basis differ likewise. A
-        # Householder QR decomposition is accurate row by row if large rows come first and columns
-        # are pivoted (Cox and Higham 1998).
+        # The null space of S is D^-1 times that of c, with rows as unlike as the deviations.
+        # Householder QR is accurate row by row if large rows come first and columns are pivoted
+        # (Cox and Higham 1998).
         cdef double[::1, :] view
         if self.null_vectors is not None:
             return 0
@@ -280,8 +279,7 @@ def of_columns(double[:, ::1] columns not None, const double[::1] variances not 
                const double[::1] floor not None, *, double smallest):
     """Return the factor of S on the column space of B, (d, r), with B^T S B = I.
 
-    `columns` is B^T, `variances` are those of the features; the rounding level of whitened spans
-    follows from `smallest`, as for other factors.
+    `columns` is B^T; the rounding level of whitened spans follows from `smallest`.
     """
     cdef Py_ssize_t d = variances.shape[0], r = columns.shape[0]
     check_length(columns.shape[1], d, "columns")

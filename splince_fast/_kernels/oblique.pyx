@@ -287,8 +287,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
         tol_sine = noise / sigma_z[rz - 1] + noise / sigma_y[ry - 1]
         with nogil:
             while ry > 0:
-                # Orthogonalise twice: the rounding errors of the second pass are small relative to
-                # the columns of N themselves, even if these are short.
+                # Twice: the errors of the second pass are small relative to short columns of N.
                 memcpy(N, Qz, sizeof(double) * <size_t>d * rz)
                 orthogonalise(d, Qy, ry, N, rz, M)
                 orthogonalise(d, Qy, ry, N, rz, w.small)
@@ -310,9 +309,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 if not may_drop:
                     status = STATUS_INFEASIBLE
                     break
-                # The principal vectors of the kept span are the eigenvectors of
-                # M M^T = Y diag(c^2) Y^T, in ascending order of the cosines c. Rotate the basis and
-                # drop the last n_drop vectors, which are closest to the erased span.
+                # Rotate the basis to the principal vectors, the eigenvectors of
+                # M M^T = Y diag(c^2) Y^T in ascending order of c, and drop the last n_drop.
                 gemm(b"N", b"T", ry, ry, rz, 1.0, M, ry, M, ry, 0.0, Y, ry)
                 cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, w.numbers, &w.size, &info)
                 if info != 0:

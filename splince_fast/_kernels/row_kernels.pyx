@@ -327,11 +327,10 @@ def centre_columns(Block block not None, const double[:, ::1] rotations not None
         sum_i w_i y_i       sum_{i: codes[., i] = c} w_i y_i  for every c
         max_i |y_i|         sum_i values[q, i] y_i            for every q
 
-    The rows of `out`, whose number is n rounded up to a multiple of 4, are sqrt(w_i) y_i, rotated
-    in pairs: (a, b) becomes (a cos t + b sin t, b cos t - a sin t). `rotations`, (., 2), are cos t
-    and sin t of successive pairs; out^T out = sum_i w_i y_i y_i^T does not depend on them. `out`
-    and the first two sums do not depend on the labels. The results are bit-identical for every
-    split into column ranges, and for a contiguous copy of the block.
+    The rows of `out`, n rounded up to a multiple of 4, are sqrt(w_i) y_i, rotated in pairs: (a, b)
+    becomes (a cos t + b sin t, b cos t - a sin t), with cos t and sin t in `rotations`, which leave
+    out^T out = sum_i w_i y_i y_i^T as it is. `out` and the total do not depend on the labels. The
+    results are bit-identical for every split into column ranges.
     """
     cdef CBlock c = block.with_rotations(rotations)
     cdef Index padded_rows = (c.n + GROUP - 1) // GROUP * GROUP
@@ -346,12 +345,10 @@ def reduce_chunks(Block block not None, const double[:, ::1] rotations not None,
                   Index stripe, panels, product, int64_t[:, ::1] counters not None):
     """Compute the sums of `centre_columns` and product = out^T out, chunk by chunk, without `out`.
 
-    Any number of threads may call the function at the same time with the same arguments; the calls
-    share the tasks. The order of operations is fixed, so that the result does not depend on the
-    number of threads. A thread finishes every task that it begins, so that no thread waits for a
-    task that has not begun. `kernels.h` describes `chunk`, `stripe` and the memory: `panels`,
-    (2 p, panel_stride); `product`, (p lanes, p lanes), whose lower triangle is valid in Fortran
-    order; and `counters`, (chunks + 1, 16), zeros before the call.
+    Threads that call the function with the same arguments share the tasks; the order of operations
+    is fixed, so that the result does not depend on their number. `kernels.h` describes `chunk`,
+    `stripe` and the memory: `panels`, (2 p, panel_stride); `product`, (p lanes, p lanes), whose
+    lower triangle is valid in Fortran order; `counters`, (chunks + 1, 16), zeros before the call.
     """
     cdef CBlock c = block.with_rotations(rotations)
     cdef Gram memory
@@ -385,9 +382,8 @@ def sum_block(
 ):
     """Compute the sums of each part of a block in one pass.
 
-    The sums are those of `centre_columns`, with squares sum_i w_i y_i^2 in place of maxima. Any
-    number of threads may call the function at the same time, as `reduce_chunks`; `counter`, (1,),
-    is zero before the call. `work` is fastest if its rows begin at cache lines.
+    The sums are those of `centre_columns`, with squares sum_i w_i y_i^2 in place of maxima. Threads
+    share the tasks, as in `reduce_chunks`; `counter`, (1,), is zero before the call.
     """
     cdef BlockSums s
     cdef const CBlock* c = &block.c
@@ -438,9 +434,8 @@ def reference_is_far(
 def count_classes(const Index[::1] labels not None, const double[::1] weight, Index n_classes):
     """Number the classes of a block in order of first occurrence, and count the rows per class.
 
-    `labels`, (n,), are class codes of the state, -1 for a missing label. The results are the number
-    of the class of each row within the block; code, number of rows and weight sum of each class of
-    the block; and the number of classes of the state after the block.
+    `labels`, (n,), are class codes of the state, -1 for a missing label. Returns the number of the
+    class of each row; codes, rows and weight sums of the classes; and the classes of the new state.
     """
     cdef Index n = labels.shape[0], k = max(n_classes, 0), n_present = 0, i, c
     check(weight is None or weight.shape[0] == n, "weight has to be of shape (n,)")
@@ -635,10 +630,9 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
                bint streamed=False):
     """Write out[i] = rows[i] - left^T (right (rows[i] - mean) - shift) for start <= i < stop.
 
-    The result of a row is computed in float64; it does not depend on other rows or on the layout.
-    `rows` and `out`, (n, d), are the same memory or do not overlap. With `streamed`, the caches are
-    bypassed when writing, if rows are contiguous and `out` is not `rows`. Returns the index of the
-    first row with a finite number that overflows float16, or -1.
+    The result of a row is computed in float64, and does not depend on other rows or the layout.
+    `rows` and `out`, (n, d), are the same memory or do not overlap. `kernels.h` describes
+    `streamed`. Returns the index of the first row with a number that overflows float16, or -1.
     """
     cdef Layout source = layout_of(rows, "rows", False), target = layout_of(out, "out", True)
     cdef Index row

@@ -18,11 +18,12 @@ import numpy as np
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` with the options of all kernels."""
     # Reassociation and contraction allow SIMD instructions; other flags would break NaN.
-    compile = partial(numba.njit, nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy")
+    flags = {"reassoc", "contract"}
+    jit: Any = partial(numba.njit, nogil=True, fastmath=flags, error_model="numpy")
     try:
-        return cast(Callable[..., Any], compile(cache=True)(function))
+        return cast(Callable[..., Any], jit(cache=True)(function))
     except RuntimeError:  # no writable folder for the cache: compile in every process
-        return cast(Callable[..., Any], compile()(function))
+        return cast(Callable[..., Any], jit()(function))
 
 
 @kernel

@@ -65,8 +65,8 @@ def names_of(selection: object, role: str) -> list[VariableName]:
 
 def kept_of(selection: Any) -> Kept:
     """Return `keep=` as a list of names, as an array with directions as columns, or as None."""
-    if selection is None or isinstance(selection, (str, tuple)):
-        return None if selection is None else [selection]
+    if selection is None:
+        return None
     # A list without names holds directions; `names_of` refuses an empty list.
     items = selection if isinstance(selection, list) else [selection]
     if not items or any(isinstance(x, (str, tuple)) for x in items):

@@ -8,8 +8,9 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from splince_fast._solve.options import Options
-from splince_fast._solve.selection import Selection, kept_of, names_of
+from splince_fast._solve.selection import Kept, Selection, kept_of, names_of
 from splince_fast.exceptions import InputError
+from splince_fast.labels import VariableName
 from splince_fast.methods.fit import MethodCall
 from splince_fast.methods.folds import eraser_of_folds
 from splince_fast.methods.refine import Refinement
@@ -254,9 +255,9 @@ def eraser_of(
     refinement = None
     if refine is not None or passes != 1 or type(passes) is not int:
         refinement = Refinement.of(refine, passes)
-    call = MethodCall(
-        method, names_of(erase, "erase"), kept_of(keep), options, refinement=refinement, **fields
-    )
+    erased: list[VariableName] = [erase] if isinstance(erase, str) else names_of(erase, "erase")
+    kept: Kept = [keep] if isinstance(keep, str) else kept_of(keep)
+    call = MethodCall(method, erased, kept, options, refinement=refinement, **fields)
     # `isinstance(moments, Folds)` is slow, because `Folds` is an abstract Sequence.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return call.fit(moments)

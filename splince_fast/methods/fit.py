@@ -111,7 +111,9 @@ class MethodCall(NamedTuple):
                 )
         span_z = span_of(stats, self.erase, "erase", whitened)
         span_y = span_of(stats, self.keep, "keep", whitened)
-        shrinkage, gain = stats.intensity(options) if whitened else 0.0, None
+        shrinkage, gain = stats.shrinkage if whitened else 0.0, None
+        if whitened and (options.shrinkage is not None or stats.is_diagonal):
+            shrinkage = stats.intensity(options)
         if self.refinement is not None:
             factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
         elif factor is None:
@@ -211,7 +213,8 @@ class MethodCall(NamedTuple):
         """Yield warnings of labels, empty or incomplete erasure, dropped directions, few rows."""
         _, _, _, solution, _, _, span_z, span_y, _ = solved
         options = self.options
-        rank, rank_z, bound = solution.rank_covariance, solution.rank_z, solution.bound
+        rank, rank_z = solution.rank_covariance, solution.rank_z
+        bound = tolerances.residual(len(stats.mean), solution.spread, solution.size)
         changed = 0.0 if distortion is None or not variance > 0.0 else distortion / variance
         if rank_z and variance > 0.0 and (2 * rank_z >= rank or changed > 0.5):
             fraction = "" if distortion is None else f" and {changed:.0%} of its variance"
@@ -260,15 +263,17 @@ class MethodCall(NamedTuple):
         if rank_z and (bound >= 1 or residual > bound):
             text = (
                 f"rounding errors may undo the erasure: residual {residual:.1e}, bound "
-                f"{bound:.1e}; drop columns that are combinations of others, pass shrinkage=1e-6, "
-                "or limit max_amplification="
+                f"{bound:.1e}; pass shrinkage=1e-6, or limit max_amplification="
             )
             yield errors.PrecisionWarning, text
-        if solution.admitted and _is_admitted_part_large(solved):
+        squares = np.zeros((1, 0))
+        if solution.admitted:  # the first coordinates; explicit directions may lie off the support
+            rows = len(span_z.rows) if isinstance(self.keep, np.ndarray) else None
+            squares = solution.whitened[:rows] ** 2
+        if squares[:, : solution.admitted].sum() > tolerances.NOISE_FRACTION * squares.sum():
             text = (
                 f"x varies by less than its rounding level in {solution.admitted} direction(s) "
-                "that covary with the labels; drop copies of features, accumulate in float64, or "
-                "pass shrinkage=1e-6"
+                "that covary with the labels; drop copies of features, or pass shrinkage=1e-6"
             )
             yield errors.PrecisionWarning, text
         remaining = 0.0
@@ -286,9 +291,8 @@ class MethodCall(NamedTuple):
         if few_rows and self.whitened and not approximate and not held_out:
             text = (
                 f"there are only {stats.n_rows / max(rank, 1):.2g} rows per dimension of x (rank "
-                f"{rank}), so that the eraser may change held-out rows far more than the fitted "
-                "rows, and leave part of the concept in them; add rows, pass shrinkage='oas', or "
-                "use SAL"
+                f"{rank}): the eraser may change held-out rows far more than the fitted rows, and "
+                "leave part of the concept in them; add rows, pass shrinkage='oas', or use SAL"
             )
             yield errors.UnseenRowsWarning, text
         for role, names, span in (("erase", self.erase, span_z), ("keep", self.keep, span_y)):
@@ -379,17 +383,6 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> Distort
         return distortion, distortion, excess
     leace = oblique(solved.factor, solved.span_z.rows, solved.span_y.rows[:0], options)
     return distortion, measured(leace)[0], excess
-
-
-def _is_admitted_part_large(solved: Solved) -> bool:
-    """Return whether the admitted directions hold more than rounding error of the spans."""
-    # The caller chose explicit directions, and needs no warning if they are off the support. The
-    # first coordinates of the whitened spans are the admitted directions.
-    solution, erased = solved.solution, solved.span_z.rows
-    directions = solved.span_y.names == ["directions"]
-    squares = solution.whitened[: len(erased) if directions else None] ** 2
-    is_large = squares[:, : solution.admitted].sum() > tolerances.NOISE_FRACTION * squares.sum()
-    return bool(is_large and (not directions or solved.factor.admit(erased).admitted))
 
 
 def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:

@@ -38,11 +38,9 @@ def erase(
     ----------
     X : array-like of shape (n, d)
         Rows, as a NumPy array, torch tensor, pandas or polars frame.
-    concept : column, or mapping or frame of columns
-        Variables to erase jointly, each with n labels (:mod:`splince_fast.labels`). Rows without a
-        label (None, NaN) are erased, too.
-    keep : column, or mapping or frame of columns, optional
-        Variables whose covariance with the rows is kept.
+    concept, keep : column, or mapping or frame of columns
+        Variables to erase jointly, and variables whose covariance with the rows is kept, each with
+        n labels (:mod:`splince_fast.labels`). Rows without a label are erased, too.
     method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
         Name of the method, ignoring case, or a function ``f(moments, *, erase, keep)``. The default
         is SPLINCE with `keep`, and LEACE without.

@@ -64,7 +64,7 @@ def repair(
     before : Moments or Factored
         Moments of the same rows before erasure, with the same features and labels.
     keep : str, tuple or list of them
-        Variables whose covariance is restored, jointly; arrays of directions are refused.
+        Variables whose covariance is restored, jointly.
     strength : float in [0, 1]
         Fraction b of X that is restored: B Cov(t, y) = Cov(t, y) + b X. The cost E|B t - t|^2 is
         multiplied by b^2.
@@ -99,7 +99,7 @@ def repair(
     >>> rng = np.random.default_rng(0)
     >>> z = rng.integers(0, 2, size=1000)
     >>> y = np.where(rng.random(1000) < 0.8, z, 1 - z)
-    >>> X = rng.normal(size=(1000, 8)) + z[:, None] * np.eye(8)[0] + y[:, None] * np.eye(8)[1]
+    >>> X = rng.normal(size=(1000, 8)) + np.outer(z, np.eye(8)[0]) + np.outer(y, np.eye(8)[1])
     >>> before = sf.Moments().update(X, {"z": z, "y": y})
     >>> eraser = sf.sal(before, erase="z")
     >>> after = sf.Moments().update(eraser(X), {"y": y})
