@@ -1,9 +1,8 @@
 """Tolerances of a solve: all rules for rounding errors and ranks.
 
-All thresholds apply to features and labels scaled to unit standard deviation, so that none depends
-on the units. A span is a cross-covariance Cov(x, v) of x with a variable v, one row per column of
-v; its rank is the number of singular values above `max(noise, relative * largest)`. S is the
-covariance that is factored.
+Thresholds apply to features and labels scaled to unit standard deviation, whatever their units. A
+span is a cross-covariance Cov(x, v), one row per column of v; its rank is the number of singular
+values above `max(noise, relative * largest)`. S is the covariance that is factored.
 """
 
 from __future__ import annotations

@@ -85,10 +85,8 @@ class CrossReport:
         Features whose standard deviation in the fitted rows is below 1 % of that in some fold.
     rows_per_rank : float
         Least number of fitted rows divided by the rank of their covariance.
-    remedies : tuple of (str, float)
-        Settings with a smaller out-of-fold distortion, and this distortion, if there is a warning.
-    warnings : tuple of str
-        Texts of the warnings.
+    remedies, warnings : tuple
+        Texts of the warnings, and settings with less distortion in the folds, each with it.
     """
 
     method: str

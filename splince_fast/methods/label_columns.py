@@ -29,8 +29,7 @@ Float = NDArray[np.float64]
 # _SMALL times the largest.
 _TERMS, _SMALL = 4, 1e-6
 # A feature equals a label if 1 - (squared correlation) is below this tolerance, for float32 or
-# float64 rows. The rounding error is up to 3 EPS32 for float32 rows, and far smaller for float64
-# rows. With a larger tolerance, features with outliers would count as labels.
+# float64 rows. The rounding error is up to 3 EPS32 for float32 rows; outliers allow no more.
 _TOLERANCE32, _TOLERANCE64 = 8.0 * EPS32, 1e-11
 # A variable with one label column equals no feature if no squared correlation exceeds this one.
 LEAST_CORRELATION = 1.0 - _TOLERANCE32
@@ -87,10 +86,9 @@ def _coded(
     variable: ClassSums, variances: Float, least: float, correlated: bool
 ) -> NDArray[np.intp]:
     """Return the features that determine the class: as numbers of the classes, or as indicators."""
-    # A feature that numbers the classes is constant within them, and differs between all. The
-    # smallest gap between classes is compared with the variance within, because a large variance
-    # between classes may come from a single class. Indicators, which are `correlated` with those of
-    # the classes, count if all classes but one have one.
+    # A feature that numbers the classes is constant within them, and differs between all, by more
+    # than the deviation within: a large variance between may come from a single class. Indicators,
+    # `correlated` with those of the classes, count if all classes but one have one.
     present = variable.weights > 0.0
     numbers = np.empty(0, np.intp)
     if np.count_nonzero(variable.rows[present] >= _MIN_ROWS) < 2:

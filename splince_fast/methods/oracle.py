@@ -71,13 +71,10 @@ def oracle(
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Moments of rows that all have labels of all variables in `erase` and `keep`, passed in the
-        same update. If the moments are shrunk, the covariance at fixed labels is shrunk towards the
-        variances of the features.
-    erase : str or list of str
-        Variables to erase, jointly.
-    keep : str or list of str, optional
-        Variables whose covariance with x stays exactly as it is.
+        Moments of rows that all have labels of all variables, passed in the same update. If they
+        are shrunk, the covariance at fixed labels is shrunk towards the variances of the features.
+    erase, keep : str or list of str
+        Variables to erase, jointly; and, optionally, variables whose covariance with x stays.
     strength : float in [0, 1]
         Fraction of the lost covariance with the kept variables that is restored; 0 is o-LEACE.
     missing : {"splince", "raise"}

@@ -223,8 +223,7 @@ def _read_classes(moments: object, name: str) -> dict[ClassName, Moments]:
 class _Classes:
     """Moments of k classes; covariances are in units u, the deviations of x within classes."""
 
-    # Features that are constant within classes have the covariance 0. Label columns y are those of
-    # the kept variables, in units of their standard deviations over all rows.
+    # Label columns y of kept variables are in units of their standard deviations over all rows.
 
     total: Statistics  # of the rows of all classes
     columns: list[labels.LabelColumns]  # y

@@ -111,12 +111,9 @@ def cross_report(
 ) -> CrossReport:
     """Evaluate the erasers that are fitted to all folds but one, on the held-out folds.
 
-    With x -> m + P (x - m), I - P = A B^T, fitted to all other folds, and m_f and S_f = L L^T, mean
-    and covariance of the held-out fold, only moments are needed::
-
-        distortion = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f
-
-    The remaining association is that of L^+ x with the concept, orthogonal to the span of L^+ A.
+    With x -> m + P (x - m), I - P = A B^T, fitted to all other folds, and the mean m_f and
+    covariance S_f of the fold, distortion = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f:
+    only moments are needed. The remaining association is that of the erased rows with the concept.
 
     Parameters
     ----------

@@ -81,8 +81,7 @@ static void write_lines(LineQueue *queue) {
     while (queue->n_lines > 0) write_line(queue);
 }
 
-/* Begins to copy `size` bytes: copies the partial cache lines at both ends, and returns the queue
-   of the full cache lines between them. */
+/* Copies the partial cache lines at both ends of `size` bytes; returns the queue of the others. */
 static LineQueue queue_copy(const char *from, Index size, char *to) {
     Index head = minimum((Index)(-(uintptr_t)to % LINE), size), tail = (size - head) % LINE;
     memcpy(to, from, (size_t)head);
@@ -90,8 +89,7 @@ static LineQueue queue_copy(const char *from, Index size, char *to) {
     return (LineQueue){from + head, to + head, (size - head) / LINE};
 }
 
-/* Returns the index of the first of n rows with a finite number that overflows float16; NO_ROW if
-   no row has one. */
+/* Returns the first of n rows with a finite number that overflows float16, or NO_ROW. */
 static Index first_overflow(const float *rows, Index n, Index width) {
     Index vector_end = width - width % FLOATS;
     for (Index i = 0; i < n; i++, rows += width) {
@@ -387,8 +385,8 @@ INLINE void NAME(copy_element)(char *element, T *copy, int is_float16, int to_ma
     }
 }
 
-/* Copies an (n, width) matrix of any layout to `copy`, which is C-ordered; with `to_matrix`, copies
-   `copy` to the matrix. If the columns of the matrix are contiguous, tiles are transposed. */
+/* Copies an (n, width) matrix of any layout to `copy`, in C order; with `to_matrix`, the reverse.
+   If the columns of the matrix are contiguous, tiles are transposed. */
 INLINE void NAME(copy_matrix)(Matrix matrix, Index n, Index width, T *copy, int is_float16,
                               int to_matrix) {
     const Index itemsize = is_float16 ? 2 : (Index)sizeof(T);

@@ -1,7 +1,5 @@
-/* Sums of rows, and products of centred rows, for one dtype T.
-
-   Results are bit-identical for every split of the columns into ranges and every assignment of
-   tasks to threads. */
+/* Sums of rows, and products of centred rows, for one dtype T. Results are bit-identical for every
+   split of the columns into ranges and every assignment of tasks to threads. */
 
 /* LOAD and STORE of the first `count` lanes of a register; LOAD sets the other lanes to zero. */
 INLINE D NAME(load_some)(const T *p, Index count) {
@@ -21,8 +19,7 @@ INLINE const T *NAME(row)(const Block *block, Index i) {
     return (const T *)block->rows + (block->index ? block->index[i] : i) * block->width;
 }
 
-/* `class_sums` returns the sums of class c; `products` returns the products of the rows with label
-   column q. */
+/* Return the sums of class c, and the products of the rows with label column q. */
 INLINE double *NAME(class_sums)(const Block *block, Index c) {
     return block->sums + (CLASS_ROWS + c) * block->width;
 }
@@ -38,8 +35,7 @@ typedef struct {
     int count;
 } NAME(Group);
 
-/* Returns the group of the rows order[k], order[k + 1], ... up to position stop - 1. If `order` is
-   NULL, the rows are k, k + 1, ... */
+/* Returns the group of the rows order[k], ... up to position stop - 1; `order` NULL is 0, 1, ... */
 INLINE NAME(Group) NAME(group)(const Block *block, const Index *order, Index k, Index stop) {
     NAME(Group) group;
     group.count = (int)minimum(stop - k, GROUP);
@@ -75,8 +71,7 @@ INLINE void NAME(add_register)(const NAME(Group) *group, const double *shift, co
     store_some_f64(sums + j, NAME(add_weighted)(load_some_f64(sums + j, count), y, w), count);
 }
 
-/* Adds sum_g weight_g (row_gj - shift_j), over the rows g of a group, to sums_j, for the columns j
-   in first..last. */
+/* Adds sum_g weight_g (row_gj - shift_j) over a group to sums_j, for the columns first..last. */
 static void NAME(add_group)(NAME(Group) group, const double *shift, const double *weight,
                             Index first, Index last, double *sums) {
     D w[GROUP];
@@ -98,8 +93,7 @@ static void NAME(add_row)(const Block *block, Index i, Index first, Index last) 
     }
 }
 
-/* Sums the rows order[start..stop], which are one cell, in `cell_sum`, and adds the sum to the sums
-   of the classes of the cell, one class per variable. */
+/* Sums the rows order[start..stop] of a cell in `cell_sum`, and adds this to its classes' sums. */
 static void NAME(add_cell)(const Block *block, Index start, Index stop, Index first, Index last,
                            double *cell_sum) {
     double w[GROUP];
@@ -148,8 +142,7 @@ typedef struct {
     double w[GROUP], own[GROUP], other[GROUP];
 } NAME(Rotation);
 
-/* Returns the rotation of the rows sqrt(w) y of a group. A pair of rows (a, b) becomes
-   (a cos t + b sin t, b cos t - a sin t). */
+/* A pair (a, b) of rows sqrt(w) y becomes (a cos t + b sin t, b cos t - a sin t). */
 INLINE NAME(Rotation) NAME(group_rotation)(const Block *block, const NAME(Group) *group,
                                            Index start) {
     NAME(Rotation) rotation;
@@ -229,8 +222,7 @@ static void NAME(centre)(const Block *block, Index begin, Index stop, Index firs
     }
 }
 
-/* Sums and centres the block in the columns first..last. `out` is (m, width), where m is n rounded
-   up to a multiple of GROUP; `cell_sum` is work memory of `width` numbers. */
+/* Sums and centres the block in the columns first..last; `cell_sum` holds `width` numbers. */
 static void NAME(centre_columns)(const Block *block, void *out, Index first, Index last,
                                  double *cell_sum) {
     NAME(centre)(block, 0, block->n, first, last, out, block->width, WIDTH, cell_sum);
@@ -243,8 +235,7 @@ static void NAME(centre_columns)(const Block *block, void *out, Index first, Ind
 #ifndef HEIGHT
 #define HEIGHT 3
 #define TILE LANES
-/* Maximum number of tasks into which the columns of a product are divided, to balance the load of
-   the threads. */
+/* Number of tasks into which the columns of a product are divided, to balance the threads. */
 #define MAX_COLUMN_TASKS 24
 #endif
 
@@ -295,8 +286,7 @@ static void NAME(multiply)(const Gram *gram, const T *panels, Index depth, Index
         }
 }
 
-/* Centres the stripe of chunk t that begins at column `first`, and writes its panels. Fills the
-   last panel with zeros after the last column. */
+/* Writes the panels of the stripe of chunk t from column `first` on, with zeros after the last. */
 static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, Index first,
                                 double *cell_sum) {
     const Index begin = t * gram->chunk, stop = minimum(begin + gram->chunk, block->n);
