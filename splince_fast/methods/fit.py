@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast import exceptions as errors
+from splince_fast import report as reports
 from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._kernels.spans import largest_correlation
 from splince_fast._runtime.arguments import warn
@@ -40,19 +41,12 @@ from splince_fast.moments import Moments
 from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.moments.variables import ClassSums
 from splince_fast.projection import Projection
-from splince_fast.report import (
-    DiagonalCovariance,
-    FitValues,
-    Report,
-    Sampling,
-    build_report,
-    largest_change,
-)
 
 Float = NDArray[np.float64]
 # E|P x - x|^2 of the eraser and of LEACE, and the expected excess over the minimum by sampling,
 # relative to it; None if not known.
 Distortions: TypeAlias = tuple[float | None, float | None, float | None]
+Completion: TypeAlias = Callable[[reports.Report], reports.Report] | None
 NoiseValues: TypeAlias = tuple[Noise | None, tuple[float, int, int]]
 
 # The warning about sensitivity to rounding names the features whose column norm in P - I is at
@@ -134,9 +128,7 @@ class MethodCall(NamedTuple):
             solution = solution._replace(whitened=np.concatenate(spans), off_support=None)
         return Solved(left, right, stats.mean, solution, factor, shrinkage, span_z, span_y, gain)
 
-    def fit(
-        self, moments: Moments | Factored, complete: Callable[[Report], Report] | None = None
-    ) -> Projection:
+    def fit(self, moments: Moments | Factored, complete: Completion = None) -> Projection:
         """Return the eraser with its report; warnings are issued and included in the report."""
         # `complete` is applied to the report when the report is first read.
         if self.refinement is not None and isinstance(moments, Moments):
@@ -145,9 +137,8 @@ class MethodCall(NamedTuple):
             return self.eraser(stats, complete)
 
     def eraser(
-        self, stats: Statistics, complete: Callable[[Report], Report] | None = None,
-        factor: Factor | None = None,
-    ) -> Projection:  # fmt: skip
+        self, stats: Statistics, complete: Completion = None, factor: Factor | None = None
+    ) -> Projection:
         """Return the eraser as `fit` does, with a factor of Cov(x) if passed."""
         try:
             solved = self.solve(stats, factor)
@@ -173,11 +164,11 @@ class MethodCall(NamedTuple):
         for category, text in found:
             warn(text, category)
         passes = None if self.refinement is None else self.refinement.passes
-        fit = FitValues(
+        fit = reports.FitValues(
             self.method, stats.n_rows, stats.weight, shrinkage, self.whitened,
             distortion, distortion_leace, tuple(text for _, text in found), variance,
-            None if sample is None else Sampling(sample.n_rows, excess),
-            DiagonalCovariance(passes, gain) if stats.is_diagonal else None,
+            None if sample is None else reports.Sampling(sample.n_rows, excess),
+            reports.DiagonalCovariance(passes, gain) if stats.is_diagonal else None,
             effect, (), float(self.options.strength), stats.feature_names,
         )  # fmt: skip
         report = partial(_report, fit, solved, self._noises(stats, solved), complete)
@@ -251,7 +242,7 @@ class MethodCall(NamedTuple):
             yield errors.DroppedDirectionsWarning, text
         amplification = 1.0
         if solution.amplification > tolerances.AMPLIFICATION:
-            amplification = largest_change(solution.amplification, options.strength)
+            amplification = reports.largest_change(solution.amplification, options.strength)
         if amplification > tolerances.AMPLIFICATION:
             text = (
                 f"{listed(kept)} nearly lies in the span of {listed(erased)}: rows are moved up to "
@@ -334,12 +325,11 @@ class MethodCall(NamedTuple):
 
 
 def _report(
-    fit: FitValues, solved: Solved, noises: list[NoiseValues],
-    complete: Callable[[Report], Report] | None,
-) -> Report:  # fmt: skip
+    fit: reports.FitValues, solved: Solved, noises: list[NoiseValues], complete: Completion
+) -> reports.Report:
     left, right, _, solution, _, _, span_z, span_y, _ = solved
     fit = fit._replace(noises=tuple(n or equal_noise(*values) for n, values in noises))
-    report = build_report(fit, solution, span_z, span_y, left, right)
+    report = reports.build_report(fit, solution, span_z, span_y, left, right)
     return report if complete is None else complete(report)
 
 

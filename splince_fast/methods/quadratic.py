@@ -15,17 +15,10 @@ from splince_fast import exceptions as errors
 from splince_fast._kernels.spans import class_span
 from splince_fast._runtime.arguments import described_type, warn
 from splince_fast._runtime.names import listed, names_to_json
-from splince_fast._solve import tolerances
+from splince_fast._solve import selection, tolerances
 from splince_fast._solve.class_maps import SingularClassError, Support, qleace, support_of
 from splince_fast._solve.options import Option, Options
 from splince_fast._solve.restore import Restoration, inverse_units, largest, restore
-from splince_fast._solve.selection import (
-    Selection,
-    Span,
-    interpretation_of_classes,
-    names_of,
-    span_of,
-)
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.labels import ClassName
 from splince_fast.methods import label_columns as labels
@@ -50,7 +43,7 @@ def quadratic(
     moments: Moments | Folds | Mapping[Any, Moments],
     *,
     erase: str,
-    keep: Selection | None = None,
+    keep: selection.Selection | None = None,
     shrinkage: float | None = None,
 ) -> ConditionalEraser:
     """Give all classes of a concept equal means and covariances, changing x as little as possible.
@@ -119,7 +112,7 @@ def quadratic(
     True
     """
     _SHRINKAGE.check(shrinkage)
-    intensity, names = float(shrinkage or 0.0), names_of(erase, "erase")
+    intensity, names = float(shrinkage or 0.0), selection.names_of(erase, "erase")
     name = names[0]
     if len(names) > 1 or not isinstance(name, str):
         raise errors.InputError(
@@ -227,7 +220,7 @@ class _Classes:
 
     total: Statistics  # of the rows of all classes
     columns: list[labels.LabelColumns]  # y
-    span: Span  # Cov(x, y) over all rows
+    span: selection.Span  # Cov(x, y) over all rows
     names: list[ClassName]
     rows: Float  # (k,): number of rows
     fractions: Float  # (k,): p_c
@@ -241,11 +234,11 @@ class _Classes:
 
 
 def _classes_of(
-    classes: dict[ClassName, Moments], total: Statistics, keep: Selection | None
+    classes: dict[ClassName, Moments], total: Statistics, keep: selection.Selection | None
 ) -> _Classes:
     """Return the moments of each class as arrays, with the label columns to keep."""
-    names = [] if keep is None else names_of(keep, "keep")
-    span, parts = span_of(total, names or None, "keep", True), list(classes.values())
+    names = [] if keep is None else selection.names_of(keep, "keep")
+    span, parts = selection.span_of(total, names or None, "keep", True), list(classes.values())
     kept = [labels.LabelColumns.of(name, total.variable(name)) for name in names]
     for name, variable, *_ in kept:
         if variable.n_rows != total.n_rows:
@@ -321,9 +314,9 @@ def _report(
     rounding = max(1.0, float((sizes_of_maps**2 * within * lengths).max()))
     relative = 8.0 * d * tolerances.EPS / support.smallest**0.5
     weights = p * total.weight
-    span_z = Span(
+    span_z = selection.Span(
         [name], class_span(weights[:, None] * (classes.means - total.mean), weights), [len(p) - 1],
-        [partial(interpretation_of_classes, weights, total.weight)],
+        [partial(selection.interpretation_of_classes, weights, total.weight)],
     )  # fmt: skip
     factor = total.factored(Options(), 0.0)
     white, noise = factor.whiten(span_z.rows), tolerances.noise(d, factor.smallest)

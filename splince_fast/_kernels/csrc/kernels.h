@@ -1,8 +1,5 @@
-/* Declarations of the row kernels: compiler macros, argument structs and the function table of an
-   instruction set.
-
-   The kernels own no memory and do not call Python. Each kernel is compiled once per instruction
-   set (`level_*.c`) and dtype; the best set is selected at import (`plain.c`). */
+/* Declarations of the row kernels. They own no memory and do not call Python. Each is compiled once
+   per instruction set (`level_*.c`) and dtype; the best set is selected at import (`plain.c`). */
 
 #ifndef SPLINCE_KERNELS_H
 #define SPLINCE_KERNELS_H
@@ -58,8 +55,7 @@ INLINE Index maximum(Index a, Index b) { return a > b ? a : b; }
 INLINE Index ceil_div(Index n, Index size) { return (n + size - 1) / size; }
 
 /* Rows of the sums of a block: the weighted total, the largest magnitudes (of `centre_columns`) or
-   the weighted squares (of `sum_block`), and the first row of the classes. The rows of the label
-   columns follow those of the classes. */
+   the weighted squares (of `sum_block`), the classes from CLASS_ROWS on, and the label columns. */
 enum { TOTAL_ROW, PEAK_ROW, SQUARES_ROW = PEAK_ROW, CLASS_ROWS };
 
 /* A block of rows with labels, and the sums of `centre_columns`. Matrices are C-contiguous. */
@@ -79,8 +75,7 @@ typedef struct {
     double *sums; /* (CLASS_ROWS + classes + columns, width): output of `centre_columns` */
 } Block;
 
-/* Numbers of the begun and of the finished tasks of a phase of `reduce_chunks`. Each counter has
-   its own cache line. */
+/* Begun and finished tasks of a phase of `reduce_chunks`, each number in its own cache line. */
 typedef struct {
     _Atomic int64_t begun;
     int64_t begun_padding[7];
