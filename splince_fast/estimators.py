@@ -203,7 +203,7 @@ class _Eraser(ErasingTransformer):
     ) -> None:
         """Raise InputError for invalid parameters, before any row is read."""
         options = {name: getattr(self, name) for name in OPTIONS if hasattr(self, name)}
-        Options(**options)
+        Options(**options).checked()
         check_moment_options(
             self.subsample, self.covariance_type, self.passes, self.shrinkage,
             options.get("solver", "auto"), groups,

@@ -7,23 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from splince_fast._solve import factor as factors
-from splince_fast._solve import tolerances
 from splince_fast._solve.options import Options
-from splince_fast.exceptions import ConstantVariableError, InputError
+from splince_fast._solve.selection import span_of
+from splince_fast._solve.tolerances import CONSTANT
+from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments import Moments
-from splince_fast.moments.statistics import Factored, Statistics, statistics
-from splince_fast.moments.variables import ClassSums, Variable
+from splince_fast.moments.statistics import Factored, statistics
 from splince_fast.report import as_html, as_text, shortened
-
-Float = NDArray[np.float64]
-
-# `conclusion` states an association for p-values below the first threshold, and less association
-# than random labels have for p-values above the second.
-_ASSOCIATED, _LESS_THAN_CHANCE = 0.01, 1.0 - 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +27,19 @@ class ConceptStrength:
     name : str
         Name of the concept.
     correlations : tuple of float
-        Sample canonical correlations between x and the concept, descending. They are positive even
-        without an association.
+        Sample canonical correlations of x and the concept, descending.
     pillai : float
         Pillai trace V, the sum of their squares; R^2 for a binary concept or a single column.
     chance : float
         Mean of V over all permutations of the labels: rank_x rank_z / (n - 1), exact for any x.
     r2 : float or None
-        R^2 of the concept given x, corrected for its bias:
-        1 - (1 - V / rank_z) (n - 1) / (n - 1 - rank_x), with the mean 0 over all permutations. None
-        if x fits any labels.
+        R^2 of the concept given x without bias, 1 - (1 - V / rank_z) (n - 1) / (n - 1 - rank_x);
+        None if x fits any labels.
     p_value : float
         Probability that permuted labels give at least V, for Gaussian x: exact if rank_x or rank_z
         is 1, otherwise an F approximation. 1 if `r2` is None.
-    n : int
-        Sample size: weight sum of the rows of x, rounded to an integer.
-    rank_x, rank_z : int
-        Ranks of Cov(x) and Cov(z) at their rounding levels.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import splince_fast as sf
-    >>> z = np.arange(400) % 2
-    >>> X = np.random.default_rng(0).normal(size=(400, 4)) + z[:, None]
-    >>> result = sf.concept_strength(sf.Moments().update(X, {"z": z}), "z")
-    >>> result.name, len(result.correlations), result.pillai > result.chance, result.p_value < 1e-6
-    ('z', 1, True, True)
+    n, rank_x, rank_z : int
+        Rounded weight sum; ranks of Cov(x) and Cov(z) at their rounding levels.
     """
 
     name: str
@@ -84,9 +62,9 @@ class ConceptStrength:
                 f"no conclusion about {self.name!r}: on {self.n:,} rows, x of rank {self.rank_x} "
                 f"fits any labels of rank {self.rank_z} equally well; add rows or drop features"
             )
-        if self.p_value < _ASSOCIATED:
+        if self.p_value < 0.01:
             return f"a linear association with {self.name!r} beyond chance"
-        if self.p_value > _LESS_THAN_CHANCE:
+        if self.p_value > 1.0 - 1e-4:
             return f"less association with {self.name!r} than random labels have, as after erasure"
         return f"no linear association with {self.name!r} beyond chance"
 
@@ -116,12 +94,15 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     """Compute the canonical correlations of x with a concept and the chance level of their size.
 
     The Pillai trace V is the sum of the squared canonical correlations, the eigenvalues of
-    Cov(z)^+ Cov(z, x) Cov(x)^+ Cov(x, z), with z the class indicators or columns of the concept.
+    Cov(z)^+ Cov(z, x) Cov(x)^+ Cov(x, z), with z the class indicators or columns of the concept
+    (Pillai, Annals of Mathematical Statistics 26, 1955). The p-value is too small if x has outlying
+    rows and the concept has classes with few rows. Missing labels count as rows at the mean of the
+    concept; weights count as frequencies.
 
     Parameters
     ----------
     moments : Moments or Factored
-        Moments of the data. A Factored snapshot must have no shrinkage.
+        Moments of the data, of all rows and without shrinkage.
     name : str or tuple of str
         Name of the concept.
 
@@ -132,26 +113,11 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
 
     Raises
     ------
-    UnknownVariableError
-        The variable is not in `moments`.
-    ConstantVariableError
-        The variable has a single value, or no labels.
-    NotEnoughDataError
-        The moments have no rows.
+    UnknownVariableError, ConstantVariableError, NotEnoughDataError
+        As :func:`splince`.
     InputError
-        `moments` was made with ``subsample`` below 1 or ``covariance_type="diag"``, was shrunk, or
-        is a snapshot whose factor leaves out a feature of very small variance.
-
-    Notes
-    -----
-    The p-value is too small if x has outlying rows and the concept has classes with few rows.
-    Missing labels count as rows at the mean of the concept. Weights are frequencies: scale other
-    weights such that their sum is the effective sample size (sum w)^2 / sum w^2.
-
-    References
-    ----------
-    K. C. S. Pillai, "Some new test criteria in multivariate analysis", Annals of Mathematical
-    Statistics 26 (1955), 117-121.
+        `moments` has ``subsample`` below 1 or ``covariance_type="diag"``, was shrunk, or is a
+        snapshot whose factor leaves out a feature of very small variance.
 
     Examples
     --------
@@ -163,22 +129,25 @@ def concept_strength(moments: Moments | Factored, name: VariableName) -> Concept
     >>> moments = sf.Moments().update(X, {"z": z})
     >>> print(sf.concept_strength(moments, "z").conclusion)
     a linear association with 'z' beyond chance
-    >>> after = sf.Moments().update(sf.leace(moments, erase="z")(X), {"z": z})
-    >>> print(sf.concept_strength(after, "z").conclusion)
-    less association with 'z' than random labels have, as after erasure
     """
     with statistics(moments) as stats:
-        _refuse_approximate(stats)
-        variable = stats.variable(name)
-        if not len(variable.span()):
-            raise ConstantVariableError(
-                f"the variable {name!r} takes a single value (or carries no label), so x "
-                "has no correlation with it; check the labels"
+        if stats.shrinkage:
+            raise InputError(
+                f"these moments were factored with shrinkage {stats.shrinkage:.3g}, which "
+                "changes correlations; pass the moments"
             )
-        values, p, q = _canonical_correlations(stats, variable, name)
-        n = round(stats.weight)
-        labelled = min(1.0, variable.weight / stats.weight)
-    correlations = np.minimum(values[: min(p, q)] * labelled**0.5, 1.0)
+        if stats.parameters.subsample < 1 or stats.is_diagonal:
+            raise InputError(
+                "the chance level needs covariance_type='full' and subsample=1 in the moments"
+            )
+        span = span_of(stats, [name], "", True)
+        whitener = span.interpretations[0]().whitener
+        # `factor.admit` is not used: it would make the rank of x, and so the chance level, depend
+        # on the labels.
+        factor = stats.factored(Options(), 0.0, CONSTANT * np.abs(stats.mean))
+        p, q, n = min(factor.rank, stats.n_rows - 1), min(whitener.shape), round(stats.weight)
+        values = np.linalg.svd(whitener @ factor.whiten(span.rows), compute_uv=False)
+    correlations = np.minimum(values[: min(p, q)], 1.0)
     pillai = float(np.sum(correlations**2))
     varies = min(p, q) > 0 and max(p, q) < n - 1  # whether V depends on the labels
     return ConceptStrength(
@@ -193,10 +162,9 @@ def p_value(pillai: float, n: int, p: int, q: int) -> float:
     """Return P(V >= pillai) of permuted labels, for ranks p and q from 1 to n - 2."""
     from scipy.special import betainc
 
-    # V lies in [lowest, lowest + width]. With N = n - 1, permuted labels have E[V] = p q / N for
-    # any x (Pitman 1937), and for Gaussian x the variance below. The F distribution whose beta
-    # distribution has this range, mean and variance is that of the F test if p or q is 1; Pillai's
-    # approximation (1955) has the same mean.
+    # V lies in [lowest, lowest + width]. Permuted labels have E[V] = p q / N, N = n - 1, for any x
+    # (Pitman 1937), and for Gaussian x the variance below. The F distribution with this range, mean
+    # and variance is that of the F test if p or q is 1; Pillai's (1955) has the same mean.
     N, lowest = n - 1, max(0, p + q - (n - 1))
     width = min(p, q) - lowest
     mean = (p * q / N - lowest) / width
@@ -204,49 +172,3 @@ def p_value(pillai: float, n: int, p: int, q: int) -> float:
     size = mean * (1.0 - mean) / variance - 1.0  # half the sum of both degrees of freedom
     upper = float(np.clip((min(p, q) - pillai) / width, 0.0, 1.0))
     return float(betainc((1.0 - mean) * size, mean * size, upper))
-
-
-def _refuse_approximate(stats: Statistics) -> None:
-    """Raise InputError for moments whose covariance is not that of all rows."""
-    if stats.shrinkage:
-        raise InputError(
-            f"these moments were factored with shrinkage {stats.shrinkage:.3g}, which "
-            "changes correlations; pass moments.factored() without it, or the moments"
-        )
-    if stats.parameters.subsample < 1 or stats.is_diagonal:
-        raise InputError(
-            "the chance level needs the covariance of all rows, which these moments lack; "
-            "accumulate with covariance_type='full' and subsample=1 for a test"
-        )
-
-
-def _canonical_correlations(
-    stats: Statistics, variable: Variable, name: object
-) -> tuple[Float, int, int]:
-    """Return the singular values of the whitened Cov(x, z), and the ranks of Cov(x) and Cov(z)."""
-    cross = variable.cross_covariance(0.0, name)
-    if isinstance(variable, ClassSums):
-        # The vectors 1[z = c] / sqrt(n_c) are orthonormal: division by sqrt(n_c / n) whitens the
-        # class indicators.
-        present = variable.weights > 0
-        cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
-    # `factor.admit` is not used: it would make the rank of x, and so the chance level, depend on
-    # the labels.
-    factor = stats.factored(Options(), 0.0, tolerances.CONSTANT * np.abs(stats.mean))
-    whitened = factor.whiten(np.ascontiguousarray(cross.T))
-    rank_x = min(factor.rank, stats.n_rows - 1)
-    if isinstance(variable, ClassSums):
-        rank_z = cross.shape[1] - 1
-    else:
-        covariance = np.asfortranarray(variable.variance())
-        variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
-        varies, rows = variable.deviations() > 0.0, variable.n_rows
-        # The rounding error of the covariance scales with the squares about the reference point,
-        # which can be larger than the variances.
-        cancellation = float(np.max(squares[varies] / variance[varies]))
-        tolerance = tolerances.eigenvalue_of_columns(len(variance), rows, cancellation)
-        floor = tolerances.CONSTANT * (np.abs(variable.reference) + np.sqrt(squares))
-        factor = factors.dense(covariance, 1.0, floor, max_rank=rows - 1, tolerance=tolerance)
-        whitened = factor.whiten(np.ascontiguousarray(whitened.T))
-        rank_z = min(factor.rank, rows - 1)
-    return np.asarray(np.linalg.svd(whitened, compute_uv=False)), rank_x, rank_z

@@ -7,7 +7,6 @@ cpdef enum:
     STATUS_SINGULAR = 3
     STATUS_RANK_DEFICIENT = 4
 
-cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil
 cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil

@@ -1,16 +1,14 @@
 """Square-root factor L of a covariance S = L L^T.
 
-S is scaled to unit diagonal: c = D^-1 S D^-1, where D is the diagonal matrix of the standard
-deviations. A factor has one of three forms.
+S is scaled to unit diagonal: c = D^-1 S D^-1, with D the standard deviations. A factor is
 
-- Triangular: L = D L0, where L0 is the Cholesky factor of c.
-- By columns: L^+ = B^T, for B of shape (d, n). If the smallest eigenvalue of c is at the rounding
-  level of the data, the eigendecomposition c = V diag(values) V^T gives
-  B = D^-1 V diag(values)^-1/2, restricted to the eigenvectors whose eigenvalues are above the
-  rounding level. These eigenvectors span the support; the others span the noise space. If S is
-  known only on the column space of B, with B^T S B = I, a solution is optimal within this space
-  (Rayleigh-Ritz).
-- Diagonal: L = D if S is diagonal, or L = I.
+- triangular, L = D L0, where L0 is the Cholesky factor of c;
+- by columns, L^+ = B^T, for B of shape (d, n). If the smallest eigenvalue of c is at the rounding
+  level of the data, c = V diag(values) V^T gives B = D^-1 V diag(values)^-1/2, restricted to the
+  eigenvectors whose eigenvalues are above the rounding level. These span the support, the others
+  the noise space. If S is known only on the column space of B, with B^T S B = I, a solution is
+  optimal within this space (Rayleigh-Ritz);
+- or diagonal, L = D if S is diagonal, or L = I.
 
 A factor depends on S alone. `admit` returns a second factor, whose support also contains the noise
 directions that covary with labels. Constant features, with a standard deviation of at most the
@@ -41,20 +39,6 @@ cdef enum:
 cdef double ONE = 1.0
 
 
-cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
-    """Return a^T b, computed as four independent sums, which the processor overlaps."""
-    cdef Py_ssize_t i
-    cdef double s = 0.0, t = 0.0, u = 0.0, v = 0.0
-    for i in range(n // 4):
-        s += a[4 * i] * b[4 * i]
-        t += a[4 * i + 1] * b[4 * i + 1]
-        u += a[4 * i + 2] * b[4 * i + 2]
-        v += a[4 * i + 3] * b[4 * i + 3]
-    for i in range(n // 4 * 4, n):
-        s += a[i] * b[i]
-    return (s + t) + (u + v)
-
-
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil:
     """Compute c := alpha op(a) op(b) + beta c; `ta` and `tb` select op(x) = x or x^T."""
@@ -80,18 +64,15 @@ cdef class Factor:
         return ("none", "diagonal", "cholesky", "eigh", "refined")[self.kind]
 
     @property
-    def inverse_scale(self):
-        """1 / standard deviation of each feature, (d,); 0 for constant features."""
+    def inverse_scale(self):  # 1 / standard deviations, (d,); 0 for constant features
         return self.scales[1]
 
     @property
-    def n_null(self):
-        """Number of noise directions that were not admitted to the support."""
+    def n_null(self):  # number of noise directions that were not admitted
         return self.n_noise - self.admitted
 
     @property
-    def rank(self):
-        """Rank of S at the rounding level, including admitted directions."""
+    def rank(self):  # of S at the rounding level, with admitted directions
         return self.width - self.constants - self.n_null
 
     @property
@@ -135,8 +116,7 @@ cdef class Factor:
 
     def remember(self, const double[::1, :] scatter not None, double per_weight):
         """Store S = per_weight * scatter, without shrinkage, for `gram`, before any other use."""
-        # A Cholesky factor leaves a triangle free, which holds S; other factors allocate d^2
-        # numbers.
+        # S takes the free triangle of a Cholesky factor; other factors allocate d^2 numbers.
         cdef Py_ssize_t d = self.width, i, j
         check_length(scatter.shape[0], d, "scatter")
         check_length(scatter.shape[1], d, "scatter")
@@ -171,10 +151,9 @@ cdef class Factor:
 
     cdef int prepare_null_basis(self) except -1:
         """Compute the null basis on the first call, because many solves do not need it."""
-        # As c = D^-1 S D^-1, the null space of S is D^-1 times the null space of c. If the standard
-        # deviations differ by many orders of magnitude, the rows of a basis differ likewise. A
-        # Householder QR decomposition is accurate row by row if large rows come first and columns
-        # are pivoted (Cox and Higham 1998).
+        # The null space of S is D^-1 times that of c, with rows as unlike as the deviations.
+        # Householder QR is accurate row by row if large rows come first and columns are pivoted
+        # (Cox and Higham 1998).
         cdef double[::1, :] view
         if self.null_vectors is not None:
             return 0
@@ -193,13 +172,12 @@ cdef class Factor:
 
     def admit(self, const double[:, ::1] spans not None):
         """Return a factor whose support also contains noise directions of `spans`, (k, d)."""
-        # Eigenvalues up to `tolerance` count as rounding error. Spans (cross-covariances with
-        # labels) are accurate to more digits than S, so that they may exceed rounding error in the
-        # noise space, which has the basis V_n. The rounding error of T = V_n^T D^-1 spans^T is at
-        # most tolerance / sqrt(smallest) from S, and rounding sqrt(smallest) from the rows. A
-        # pivoted QR decomposition of T rotates V_n, so that directions above both bounds come
-        # first. These directions are added to the support with the eigenvalue `tolerance`. Without
-        # such directions the factor itself is returned.
+        # Spans (cross-covariances with labels) are accurate to more digits than S, so that they may
+        # exceed rounding error in the noise space, which has the basis V_n. The rounding error of
+        # T = V_n^T D^-1 spans^T is at most tolerance / sqrt(smallest) from S, and rounding
+        # sqrt(smallest) from the rows. A pivoted QR decomposition of T rotates V_n, so that
+        # directions above both bounds come first; they join the support with the eigenvalue
+        # `tolerance`. Without such directions the factor itself is returned.
         check_length(spans.shape[1], self.width, "spans")
         if self.admitted or self.noise is None or not min(self.noise.shape[1], spans.shape[0]):
             return self
@@ -301,8 +279,7 @@ def of_columns(double[:, ::1] columns not None, const double[::1] variances not 
                const double[::1] floor not None, *, double smallest):
     """Return the factor of S on the column space of B, (d, r), with B^T S B = I.
 
-    `columns` is B^T, `variances` are those of the features, and `floor` is as for `dense`. The
-    rounding level of whitened spans follows from `smallest`, as for other factors.
+    `columns` is B^T; the rounding level of whitened spans follows from `smallest`.
     """
     cdef Py_ssize_t d = variances.shape[0], r = columns.shape[0]
     check_length(columns.shape[1], d, "columns")
@@ -321,8 +298,8 @@ def dense(const double[::1, :] scatter not None, const double[::1] floor not Non
     """Factor S = per_weight * scatter + ridge * I, reading the lower triangle of `scatter`, (d, d).
 
     A feature with a standard deviation of at most `floor`, (d,), counts as constant. The rank of S
-    is at most `max_rank`, and eigenvalues of c up to `tolerance` count as rounding error. The
-    eigendecomposition is used if S is rank deficient and `allow_eigh`, or if `force_eigh`. After a
+    is at most `max_rank`, and eigenvalues of c up to `tolerance` count as rounding error. S is
+    decomposed by eigenvectors if it is rank deficient and `allow_eigh`, or if `force_eigh`. After a
     failure, the `status` is STATUS_NO_CONVERGENCE or STATUS_RANK_DEFICIENT.
     """
     cdef int d = <int>scatter.shape[0], info = 0, n, lwork, liwork
@@ -337,8 +314,7 @@ def dense(const double[::1, :] scatter not None, const double[::1] floor not Non
     f.store(matrix)
     cdef bint rank_limited = max_rank < d - f.constants
     if not (force_eigh or rank_limited):
-        # `smallest_eigenvalue` needs d^2 numbers to invert a small factor. For others LAPACK needs
-        # 3 d and d integers.
+        # d^2 numbers for a small factor; for others, 3 d and d integers
         work = np.empty(d * d if d <= SMALL else 4 * d)
         with nogil:
             set_unit_diagonal(f, &scatter[0, 0], per_weight)
@@ -384,22 +360,17 @@ cdef void set_unit_diagonal(Factor f, const double* scatter, double per_weight) 
 cdef double smallest_eigenvalue(Factor f, double* work) noexcept nogil:
     """Return an estimate of the smallest eigenvalue of c, 1 / |c^{-1}|, from its Cholesky factor.
 
-    The pivots alone do not reveal a rank deficiency: after a small pivot, rounding error increases
-    the last pivot. For up to SMALL features, the factor L0 is inverted, and |c^{-1}| is estimated
-    by |L0^{-1}|_F^2, which lies between |c^{-1}| and d |c^{-1}|. For more features, LAPACK
-    estimates the 1-norm of c^{-1}, which is at least the spectral norm.
+    The pivots do not reveal a rank deficiency: after a small pivot, rounding error increases the
+    last one. For up to SMALL features, |c^{-1}| is estimated by |L0^{-1}|_F^2, between |c^{-1}| and
+    d |c^{-1}|; for more, LAPACK estimates the 1-norm, which is at least the spectral norm.
     """
-    cdef int d = f.width, info = 0
-    cdef Py_ssize_t j
-    cdef double total = 0.0, reciprocal = 0.0
+    cdef int d = f.width, info = 0, size = d * d, one = 1
+    cdef double reciprocal = 0.0
     if d > SMALL:
         cython_lapack.dpocon(b"L", &d, f.c, &d, &ONE, &reciprocal, work, <int*>(work + 3 * d),
                              &info)
         return reciprocal
-    memcpy(work, f.c, sizeof(double) * <size_t>d * d)
+    memset(work, 0, sizeof(double) * size)
+    cython_lapack.dlacpy(b"L", &d, &d, f.c, &d, work, &d)
     cython_lapack.dtrtri(b"L", b"N", &d, work, &d, &info)
-    if info != 0:
-        return 0.0
-    for j in range(d):
-        total += dot(work + j * d + j, work + j * d + j, d - j)
-    return 1.0 / total
+    return 1.0 / cython_blas.ddot(&size, work, &one, work, &one) if info == 0 else 0.0

@@ -12,13 +12,11 @@ the standard deviations, and Sz and Sy the erased and the kept span, with column
     right -= D^-1 Qc Qc^T D right,   Qc = orth(D^-1 Cy)      Cov(x, y) itself is kept
     right := right K'^-T,            K' = right^T left       Cov(x, z) itself is erased
 
-Q and Rz are the QR factors of D^-1 Cz. The last four lines make the constraints hold independently
-of the accuracy of L. For any T, `left` has the same column space as Sz, up to a few roundings. As
-`left` is orthonormal in units of D, |right| in the same units equals |I - P|, and
-``left right^T`` has no cancellation. The corrections of `right` use Sy and Sz themselves, including
-components off the support of L, where the variance is below the rounding level of S. Hence, for any
-factor, |P Sz| / |Sz| and |P Sy - Sy| / |Sy| are a few roundings times |P|. The correction of R in
-whitened coordinates squares the rounding error of the triangular solves, and R stays optimal.
+Q and Rz are the QR factors of D^-1 Cz. For any factor L, the last four lines make |P Sz| / |Sz| and
+|P Sy - Sy| / |Sy| a few roundings times |P|: `left` has the column space of Sz for any T, and is
+orthonormal in units of D, so that |right| equals |I - P|, and ``left right^T`` has no cancellation;
+the corrections of `right` use Sy and Sz themselves, with components off the support of L. The
+correction of R in whitened coordinates squares the rounding error of the triangular solves.
 
 Failures are status codes.
 """
@@ -30,12 +28,26 @@ from libc.string cimport memcpy
 from scipy.linalg cimport cython_blas, cython_lapack
 
 from splince_fast._kernels.factor cimport (
-    STATUS_INFEASIBLE, STATUS_NO_CONVERGENCE, STATUS_OK, STATUS_SINGULAR, Factor, dot, gemm,
-    scale_rows, whiten_columns, whiten_transposed
+    STATUS_INFEASIBLE, STATUS_NO_CONVERGENCE, STATUS_OK, STATUS_SINGULAR, Factor, gemm, scale_rows,
+    whiten_columns, whiten_transposed
 )
 from splince_fast._kernels.shapes cimport check_length
 
 cdef double ONE = 1.0
+
+
+cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
+    """Return a^T b, computed as four independent sums, which the processor overlaps."""
+    cdef Py_ssize_t i
+    cdef double s = 0.0, t = 0.0, u = 0.0, v = 0.0
+    for i in range(n // 4):
+        s += a[4 * i] * b[4 * i]
+        t += a[4 * i + 1] * b[4 * i + 1]
+        u += a[4 * i + 2] * b[4 * i + 2]
+        v += a[4 * i + 3] * b[4 * i + 3]
+    for i in range(n // 4 * 4, n):
+        s += a[i] * b[i]
+    return (s + t) + (u + v)
 
 
 cdef struct Work:
@@ -79,10 +91,9 @@ cdef int orthonormalise(int d, int r, double* a, double* tau, Work* w) noexcept 
 cdef int span_basis(int d, int k, const double* span, const double* whitened, double relative,
                     double* sigma, double* q, double* coordinates, double* vt, Work* w, int* rank,
                     double* cut) noexcept nogil:
-    """Compute q = whitened T, an orthonormal basis of the columns, and `coordinates` = span T.
+    """Compute q = whitened T, an orthonormal basis, `coordinates` = span T, `rank` and `cut`.
 
-    `rank` is the number of singular values of `whitened` above `cut`, which is raised to `relative`
-    times the largest singular value.
+    `rank` counts the singular values above `cut`, which is at least `relative` times the largest.
     """
     cdef int mn = d if d < k else k, status, i
     cdef Py_ssize_t j
@@ -113,10 +124,7 @@ cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz,
 
 cdef int normalise_right(int d, int r, double* left, double* right, double* K,
                          Work* w) noexcept nogil:
-    """Compute K^-1 (in `w.small`) and right := right K^-T, so that right^T left = I.
-
-    Before, K = right^T left.
-    """
+    """Compute K = right^T left, K^-1 (in `w.small`), and right := right K^-T."""
     cdef int info = 0, i
     gemm(b"T", b"N", r, r, d, 1.0, right, d, left, d, 0.0, K, r)
     for i in range(r * r):
@@ -134,10 +142,7 @@ cdef int normalise_right(int d, int r, double* left, double* right, double* K,
 cdef int scaled_factors(Factor f, int rz, int ry, double* Cz, double* Cy, double* Vn, double* R,
                         double* left, double* right, double* K, double* tau,
                         Work* w) noexcept nogil:
-    """Compute `left`, for which D^-1 `left` is orthonormal, and `right`; requires R^T (Cz Vn) = I.
-
-    These are the last four lines of equations in the module docstring.
-    """
+    """Compute the last four lines of equations above; requires R^T (Cz Vn) = I."""
     cdef int d = f.width, status, i, j, info = 0
     cdef size_t bytes_z = sizeof(double) * <size_t>d * rz
     memcpy(w.spare, Cz, bytes_z)
@@ -171,10 +176,7 @@ cdef int scaled_factors(Factor f, int rz, int ry, double* Cz, double* Cy, double
 cdef double relative_residual(Factor f, int r, int k, const double* left, const double* right,
                               const double* C, const double* sigma, bint kept,
                               Work* w) noexcept nogil:
-    """Return |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`, else the same with P for P - I.
-
-    Features are scaled to unit standard deviation.
-    """
+    """Return |(P - I) C diag(sigma)| / |C diag(sigma)| if `kept`, else with P, in units of D."""
     cdef int d = f.width
     cdef Py_ssize_t i, j
     cdef double residual = 0.0, total = 0.0, c, e
@@ -209,10 +211,9 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
             double drop_below, bint may_drop):
     """Return the first fields of `splince_fast._solve.oblique.Solution`, up to `spread`.
 
-    `erased`, (kz, d), and `kept` are spans. Singular values of a whitened span up to `noise`, or up
-    to `relative` times the largest, count as zero. Kept directions whose angle to the erased span
-    has a sine below `drop_below` are dropped; unless `may_drop`, the status is then
-    STATUS_INFEASIBLE.
+    Singular values of a whitened span up to `noise`, or up to `relative` times the largest, count
+    as zero. Kept directions whose angle to the erased span has a sine below `drop_below` are
+    dropped; unless `may_drop`, the status is then STATUS_INFEASIBLE.
     """
     cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)
@@ -286,8 +287,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
         tol_sine = noise / sigma_z[rz - 1] + noise / sigma_y[ry - 1]
         with nogil:
             while ry > 0:
-                # Orthogonalise twice: the rounding errors of the second pass are small relative to
-                # the columns of N themselves, even if these are short.
+                # Twice: the errors of the second pass are small relative to short columns of N.
                 memcpy(N, Qz, sizeof(double) * <size_t>d * rz)
                 orthogonalise(d, Qy, ry, N, rz, M)
                 orthogonalise(d, Qy, ry, N, rz, w.small)
@@ -309,9 +309,8 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                 if not may_drop:
                     status = STATUS_INFEASIBLE
                     break
-                # The principal vectors of the kept span are the eigenvectors of
-                # M M^T = Y diag(c^2) Y^T, in ascending order of the cosines c. Rotate the basis and
-                # drop the last n_drop vectors, which are closest to the erased span.
+                # Rotate the basis to the principal vectors, the eigenvectors of
+                # M M^T = Y diag(c^2) Y^T in ascending order of c, and drop the last n_drop.
                 gemm(b"N", b"T", ry, ry, rz, 1.0, M, ry, M, ry, 0.0, Y, ry)
                 cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, w.numbers, &w.size, &info)
                 if info != 0:

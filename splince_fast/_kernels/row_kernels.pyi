@@ -1,3 +1,5 @@
+# The kernels check their arguments; `row_kernels.pyx` names them.
+
 from collections.abc import Callable
 from typing import Any
 
@@ -23,58 +25,17 @@ class Block:
     class_sums: Float
     products: Float
     def __init__(
-        self,
-        rows: NDArray[Any],
-        index: Codes | None,
-        weight: Float | None,
-        shift: Float,
-        codes: Codes,
-        n_codes: int,
-        values: Float,
-        part_rows: int,
+        self, rows: NDArray[Any], index: Codes | None, weight: Float | None, *rest: Any
     ) -> None: ...
-    def check_sums(
-        self,
-        sample_squares: Float,
-        weight_sum: float,
-        min_weight: float,
-        max_weight: float,
-        excess: float,
-    ) -> tuple[bool, bool, bool]: ...
+    def check_sums(self, sample_squares: Float, *numbers: float) -> tuple[bool, bool, bool]: ...
 
 def sample_columns(
     rows: NDArray[Any], index: Codes | None, weight: Float | None, stride: int
 ) -> Float: ...
-def centre_columns(
-    block: Block, rotations: Float, out: NDArray[Any], first: int, last: int
-) -> None: ...
-def reduce_chunks(
-    block: Block,
-    rotations: Float,
-    chunk: int,
-    stripe: int,
-    panels: NDArray[Any],
-    product: NDArray[Any],
-    counters: NDArray[np.int64],
-) -> None: ...
-def sum_block(
-    block: Block,
-    task_columns: int,
-    sums: Float,
-    work: Float,
-    counter: NDArray[np.int64],
-) -> None: ...
-def reference_is_far(
-    reference: Float,
-    deviation: Float,
-    weight: float,
-    squares: Float,
-    added_mean: Float,
-    added_squares: Float,
-    added_weight: float,
-    max_distance: float,
-    roundings: float,
-) -> bool: ...
+def centre_columns(block: Block, rotations: Float, *rest: Any) -> None: ...
+def reduce_chunks(block: Block, rotations: Float, *rest: Any) -> None: ...
+def sum_block(block: Block, task_columns: int, *memory: NDArray[Any]) -> None: ...
+def reference_is_far(*arguments: Float | float) -> bool: ...
 def count_classes(
     labels: Codes, weight: Float | None, n_classes: int
 ) -> tuple[Codes, Codes, Codes, Float, int]: ...
@@ -85,14 +46,7 @@ class Addition(Change):
     def __init__(self, sums: Float, addend: Float, rows: Codes | None = None) -> None: ...
 
 class ScatterAddition(Change):
-    def __init__(
-        self,
-        scatter: Float,
-        product: NDArray[Any] | None,
-        sign: float,
-        vectors: Float,
-        coefficients: Float,
-    ) -> None: ...
+    def __init__(self, scatter: Float, product: NDArray[Any] | None, *rest: Any) -> None: ...
 
 class Assignment(Change):
     owner: object
@@ -107,11 +61,6 @@ class PackedFactors:
     def __init__(self, left: Float, right: Float, mean: Float, shift: Float) -> None: ...
 
 def apply_rows(
-    factors: PackedFactors,
-    rows: NDArray[Any],
-    out: NDArray[Any],
-    start: int,
-    stop: int,
-    streamed: bool = False,
+    factors: PackedFactors, rows: NDArray[Any], out: NDArray[Any], *rest: int
 ) -> int: ...
 def squares_finite(rows: NDArray[Any], start: int, stop: int) -> bool: ...

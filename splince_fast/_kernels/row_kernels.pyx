@@ -19,10 +19,6 @@ from libc.stdint cimport int64_t
 
 ctypedef Py_ssize_t Index
 
-ctypedef fused Real:
-    float
-    double
-
 cdef extern from "csrc/kernels.h" nogil:
     int GROUP, TOTAL_ROW, PEAK_ROW, SQUARES_ROW, CLASS_ROWS
     Index NO_MEMORY
@@ -58,31 +54,21 @@ cdef extern from "csrc/kernels.h" nogil:
         Index row_stride, column_stride
     ctypedef struct Factors:
         Index rank, width
-    ctypedef struct EraseArguments:
-        const Factors* map
-        Matrix rows, out
-        Index n
-        int is_float16, streamed
     ctypedef struct Level:
         const char* name
         int width[2]
         int wide
-        void (*centre_columns[2])(
-            const CBlock*, void* out, Index first, Index last, double* cell_sum) noexcept nogil
-        void (*reduce_chunks[2])(const CBlock*, const Gram*, double* cell_sum) noexcept nogil
-        void (*sample_columns[2])(
-            const CBlock*, Index stride, double* mean, double* squares) noexcept nogil
-        void (*add_lower[2])(
-            double* scatter, Index width, const void* product, Index product_stride,
-            double sign, const double* vectors, const double* coefficients, Index first,
-            Index last) noexcept nogil
+        void (*centre_columns[2])(const CBlock*, void*, Index, Index, double*) noexcept nogil
+        void (*reduce_chunks[2])(const CBlock*, const Gram*, double*) noexcept nogil
+        void (*sample_columns[2])(const CBlock*, Index, double*, double*) noexcept nogil
+        void (*add_lower[2])(double*, Index, const void*, Index, double, const double*,
+                             const double*, Index, Index) noexcept nogil
         void (*sum_block[2])(const BlockSums*, AtomicInt64*) noexcept nogil
-        Index (*factors_size)(Index rank, Index width) noexcept nogil
-        void (*pack_factors)(
-            Factors*, const double* left, const double* right, const double* mean,
-            const double* shift, double* memory) noexcept nogil
-        Index (*erase[2])(const EraseArguments*) noexcept nogil
-        int (*squares_finite[2])(Matrix, Index n, Index width) noexcept nogil
+        Index (*factors_size)(Index, Index) noexcept nogil
+        void (*pack_factors)(Factors*, const double*, const double*, const double*, const double*,
+                             double*) noexcept nogil
+        Index (*erase[2])(const Factors*, Matrix, Matrix, Index, int, int) noexcept nogil
+        int (*squares_finite[2])(Matrix, Index, Index) noexcept nogil
     const Level* supported_level(int k)
     void sort_by_cell(
         const Index* codes, Index variables, Index n, Index n_codes, Index part_rows, Index* order,
@@ -129,7 +115,14 @@ def wide():
 use_level(os.environ.get("SPLINCE_FAST_LEVEL") or levels()[0])
 
 
-# --- arrays ---------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
+
+
+cdef int check(bint condition, str text) except -1:
+    """Raise ValueError(text) unless the condition holds."""
+    if not condition:
+        raise ValueError(text)
+    return 0
 
 
 cdef struct Layout:
@@ -138,10 +131,10 @@ cdef struct Layout:
     char kind  # code of the dtype as in the module struct: e, f or d
 
 
-cdef Layout layout_of(object array, str name, bint writable) except *:
-    """Return the memory layout of an aligned (n, d) array of floats.
+cdef Layout layout_of(object array, str name, bint writable, bint contiguous=False) except *:
+    """Return the memory layout of an aligned (n, d) array of floats, which the caller keeps alive.
 
-    The caller must keep the array alive. With `writable` the memory must be writable.
+    With `contiguous`, the array must be float32 or float64, and C-contiguous.
     """
     cdef Py_buffer buffer
     cdef Layout layout
@@ -150,10 +143,7 @@ cdef Layout layout_of(object array, str name, bint writable) except *:
     )
     try:
         if buffer.ndim != 2 or buffer.format[1] != 0 or buffer.format[0] not in b"efd":
-            raise ValueError(
-                f"{name} has {buffer.ndim} axes and items {buffer.format.decode()!r}; it must be "
-                "(n, d) and 'e', 'f' or 'd'"
-            )
+            raise ValueError(f"{name} has to be of shape (n, d) and of items 'e', 'f' or 'd'")
         layout.n, layout.width, layout.itemsize = buffer.shape[0], buffer.shape[1], buffer.itemsize
         layout.kind, layout.matrix.data = buffer.format[0], <char*>buffer.buf
         # The stride of an axis of length 1 is arbitrary: use the stride of a contiguous array.
@@ -170,16 +160,10 @@ cdef Layout layout_of(object array, str name, bint writable) except *:
             f"{name} is not aligned: its address and its strides have to be multiples of "
             f"{layout.itemsize} bytes"
         )
-    return layout
-
-
-cdef Layout contiguous_layout_of(object array, str name, bint writable) except *:
-    """Return the memory layout of a C-contiguous float32 or float64 array, as `layout_of` does."""
-    cdef Layout layout = layout_of(array, name, writable)
-    if layout.kind == b"e" or (layout.n and layout.width and (
+    if contiguous and (layout.kind == b"e" or (layout.n and layout.width and (
         layout.matrix.column_stride != layout.itemsize
         or layout.matrix.row_stride != layout.width * layout.itemsize
-    )):
+    ))):
         raise ValueError(f"{name} has to be float32 or float64, and C-contiguous")
     return layout
 
@@ -199,19 +183,16 @@ cdef bint all_in_range(const Index* numbers, Index n, Index low, Index high) noe
 cdef int set_rows(CBlock* block, object rows, const Index[::1] index,
                    const double[::1] weight) except -1:
     """Set the rows, index and weights of `block`; return 0 for float32 rows, 1 for float64 rows."""
-    cdef Layout layout = contiguous_layout_of(rows, "rows", False)
+    cdef Layout layout = layout_of(rows, "rows", False, True)
     block.rows, block.width, block.n = layout.matrix.data, layout.width, layout.n
     block.index, block.weight = NULL, NULL
     if index is not None:
         block.n = index.shape[0]
         block.index = &index[0] if block.n else NULL
-        if not all_in_range(block.index, block.n, 0, layout.n):
-            raise ValueError(f"index has to contain row numbers from 0 to {layout.n - 1}")
-    if block.n < 1 or block.width < 1 or (weight is not None and weight.shape[0] != block.n):
-        raise ValueError(
-            f"{block.n} rows of {block.width} features: a block needs at least one of each, and "
-            "weight has to be None or of shape (n,)"
-        )
+        check(all_in_range(block.index, block.n, 0, layout.n),
+              "index has to contain numbers of rows of the array")
+    check(block.n > 0 and block.width > 0 and (weight is None or weight.shape[0] == block.n),
+          "a block needs at least one row and one feature, and weights of shape (n,) or None")
     if weight is not None:
         block.weight = &weight[0]
     return layout.kind == b"d"
@@ -225,45 +206,11 @@ cdef double LEAST_FLOAT32 = 1e-15, MOST_FLOAT32 = 1e18
 
 
 cdef class Block:
-    """A block of rows with labels, and its sums.
+    """A block of rows with labels, and its sums, as `kernels.h` declares them.
 
-    The arrays are validated once; the block holds references to them.
-
-    Parameters
-    ----------
-    rows : (m, d) float32 or float64, C-contiguous
-        Array that contains the rows of the block.
-    index : (n,) intp, or None for all m rows
-        Indices of the n >= 1 rows of the block, in order.
-    weight : (n,) float64 > 0, or None for unit weights
-        Weights of the rows.
-    shift : (d,) float64
-        Point that is subtracted from the rows x_i: y_i = x_i - shift.
-    codes : (v, n) intp
-        Class codes of v variables, indices of the class sums; -1 for a missing label.
-    n_codes : int
-        Number of class sums.
-    values : (q, n) float64
-        Label columns, multiplied by the weights.
-    part_rows : int
-        Number of rows per part. A part is centred and summed per class while it is in cache.
-
-    Attributes
-    ----------
-    rows : ndarray
-        Array that contains the rows.
-    n : int
-        Number of rows of the block.
-    cells : (2, n) intp
-        Order of the rows in which rows with equal codes are adjacent within each part, and the
-        number of the cell of each row in this order. A cell consists of the rows of a part that
-        have equal codes of all variables.
-    sums : (CLASS_ROWS + n_codes + q, d) float64
-        Results of `centre_columns` and `reduce_chunks`.
-    total, squares : (d,) float64
-        Rows of `sums`: sum_i w_i y_i, and, if :func:`sum_block` filled them, sum_i w_i y_i^2.
-    class_sums, products : (n_codes, d), (q, d) float64
-        Rows of `sums`, for the classes and the label columns.
+    The arrays are validated once; the block holds references to them. `rows`, (m, d), are float32
+    or float64; `index` and `weight` may be None; `n_codes` is the number of class sums. A part of
+    `part_rows` rows is centred and summed per class while it is in cache.
     """
 
     cdef CBlock c
@@ -272,7 +219,8 @@ cdef class Block:
     cdef const double[::1] weight, shift
     cdef const Index[:, ::1] codes
     cdef const double[:, ::1] values
-    cdef readonly object rows, cells, sums
+    cdef readonly Index n
+    cdef readonly object rows, cells, sums, total, squares, class_sums, products
 
     def __cinit__(
         self, rows, const Index[::1] index, const double[::1] weight,
@@ -281,14 +229,12 @@ cdef class Block:
     ):
         cdef CBlock* c = &self.c
         self.dtype = set_rows(c, rows, index, weight)
-        if not (
+        check(
             shift.shape[0] == c.width and codes.shape[1] == values.shape[1] == c.n
-            and n_codes >= 0 and part_rows > 0
-        ):
-            raise ValueError(
-                f"shift has to be of shape ({c.width},), codes and values of shapes (v, {c.n}) and "
-                f"(q, {c.n}); n_codes has to be >= 0, and part_rows > 0"
-            )
+            and n_codes >= 0 and part_rows > 0,
+            "shift has to be of shape (d,), codes of shape (v, n) and values of shape (q, n); "
+            "n_codes has to be at least 0, and part_rows above 0",
+        )
         self.rows, self.index, self.weight = rows, index, weight
         self.shift, self.codes, self.values = shift, codes, values
         self.cells = np.empty((2, c.n), np.intp)
@@ -297,65 +243,34 @@ cdef class Block:
         c.columns, c.shift, c.order, c.cell = values.shape[0], &shift[0], &cells[0, 0], &cells[1, 0]
         c.codes = &codes[0, 0] if c.variables else NULL
         c.values = &values[0, 0] if c.columns else NULL
-        if not all_in_range(c.codes, c.variables * c.n, -1, n_codes):
-            raise ValueError(f"codes have to be from -1 to {n_codes - 1}")
+        check(all_in_range(c.codes, c.variables * c.n, -1, n_codes),
+              "codes have to be at least -1, and below n_codes")
         cdef Index[::1] positions = np.empty(n_codes + 2, np.intp)
         with nogil:
             sort_by_cell(c.codes, c.variables, c.n, n_codes, part_rows, &cells[0, 0], &cells[1, 0],
                          &positions[0])
         self.sums = np.empty((CLASS_ROWS + n_codes + c.columns, c.width))
         cdef double[:, ::1] sums = self.sums
-        c.sums = &sums[0, 0]
-
-    @property
-    def n(self):
-        return self.c.n
-
-    @property
-    def total(self):
-        return self.sums[TOTAL_ROW]
-
-    @property
-    def squares(self):
-        return self.sums[SQUARES_ROW]
-
-    @property
-    def class_sums(self):
-        return self.sums[CLASS_ROWS : CLASS_ROWS + self.c.classes]
-
-    @property
-    def products(self):
-        return self.sums[CLASS_ROWS + self.c.classes :]
+        self.n, c.sums, self.total = c.n, &sums[0, 0], self.sums[TOTAL_ROW]
+        self.squares = self.sums[SQUARES_ROW]
+        self.class_sums = self.sums[CLASS_ROWS : CLASS_ROWS + n_codes]
+        self.products = self.sums[CLASS_ROWS + n_codes :]
 
     def check_sums(self, const double[::1] sample_squares not None, double weight_sum,
                    double min_weight, double max_weight, double excess):
         """Return whether the sums of `centre_columns` or `reduce_chunks` may be wrong or inexact.
 
-        Parameters
-        ----------
-        sample_squares : (d,) float64
-            Sums of squares of a sample, from `sample_columns`.
-        weight_sum, min_weight, max_weight : float
-            Sum, minimum and maximum of the weights.
-        excess : float
-            The shift counts as far if total^2 exceeds `excess` times `weight_sum` times the sum
-            of squares about the mean, in any column.
-
-        Returns
-        -------
-        suspect : bool
-            The rows may contain NaN, infinity, or numbers whose squares overflow float64.
-        far : bool
-            The shift is so far from the mean that centring loses precision.
-        needs_float64 : bool
-            Products in float32 would overflow or underflow.
+        `sample_squares`, (d,), are those of `sample_columns`. The results are `suspect`: the rows
+        may contain NaN, infinity, or numbers whose squares overflow float64; `far`: total^2 exceeds
+        `excess` times `weight_sum` times the sum of squares about the mean in a column, so that
+        centring by the shift loses precision; and `needs_float64`: products in float32 would
+        overflow or underflow.
         """
         cdef const CBlock* c = &self.c
         cdef Index j
         cdef double largest = 0.0, total, peak, magnitude, square, least_deviation
         cdef bint suspect = False, far = False, needs_float64 = False
-        if sample_squares.shape[0] != c.width:
-            raise ValueError(f"sample_squares has to be of shape ({c.width},)")
+        check(sample_squares.shape[0] == c.width, "sample_squares has to be of shape (d,)")
         for j in range(c.width):
             total = fabs(c.sums[TOTAL_ROW * c.width + j])
             peak = c.sums[PEAK_ROW * c.width + j]
@@ -375,43 +290,27 @@ cdef class Block:
     cdef CBlock with_rotations(self, const double[:, ::1] rotations) except *:
         """Return the C struct of the block and `rotations`, an argument of the centring kernels."""
         cdef CBlock c = self.c
-        if rotations.shape[0] < 1 or rotations.shape[1] != 2:
-            raise ValueError("rotations has to be of shape (t, 2), t > 0")
-        if c.part_rows % GROUP:
-            raise ValueError(f"part_rows has to be a multiple of {GROUP}")
+        check(rotations.shape[0] > 0 and rotations.shape[1] == 2 and c.part_rows % GROUP == 0,
+              "rotations has to be of shape (t, 2), t > 0, and part_rows a multiple of 4")
         c.rotations, c.n_rotations = &rotations[0, 0], rotations.shape[0]
         return c
 
     cdef Layout layout_like_rows(self, object array, str name, Index n, Index width) except *:
         """Return the layout of a writable array of shape (n, width) with the dtype of the rows."""
-        cdef Layout layout = contiguous_layout_of(array, name, True)
+        cdef Layout layout = layout_of(array, name, True, True)
         if (layout.kind == b"d") != self.dtype or layout.n != n or layout.width != width:
             raise ValueError(f"{name} has to be of the dtype of rows and of shape ({n}, {width})")
         return layout
 
 
 def sample_columns(rows, const Index[::1] index, const double[::1] weight, Index stride):
-    """Return the mean and the sum of squares about the mean of a sample, every `stride`-th row.
+    """Return the mean and the sum of squares about it, (2, d), of every `stride`-th row, weighted.
 
-    Both are weighted. For a column that is constant in the sample, the mean is exactly the
-    constant, and the sum of squares is exactly 0.
-
-    Parameters
-    ----------
-    rows, index, weight
-        As for `Block`.
-    stride : int
-        Distance between sampled rows.
-
-    Returns
-    -------
-    (2, d) float64
-        Mean, and sum of squares.
+    For a column that is constant in the sample, both are exact.
     """
     cdef CBlock block
     cdef int dtype = set_rows(&block, rows, index, weight)
-    if stride < 1:
-        raise ValueError(f"stride has to be at least 1, not {stride}")
+    check(stride > 0, "stride has to be at least 1")
     sample = np.empty((2, block.width))
     cdef double[:, ::1] out = sample
     with nogil:
@@ -423,33 +322,20 @@ def centre_columns(Block block not None, const double[:, ::1] rotations not None
                    Index last):
     """Compute the sums and the centred rows of a block for columns first..last, in one pass.
 
-    Let i index rows and w_i be the weights, c a class code and q a label column. The sums are::
+    With w_i the weight of row i, c a class code and q a label column, the sums are::
 
         sum_i w_i y_i       sum_{i: codes[., i] = c} w_i y_i  for every c
         max_i |y_i|         sum_i values[q, i] y_i            for every q
 
-    The rows of `out` are sqrt(w_i) y_i, rotated in pairs: (a, b) becomes
-    (a cos t + b sin t, b cos t - a sin t), with one angle t per pair. The rotations do not change
-    out^T out = sum_i w_i y_i y_i^T. `out` and the first two sums do not depend on the labels. The
-    results are bit-identical for every split into column ranges, and for a contiguous copy of the
-    block.
-
-    Parameters
-    ----------
-    block : Block
-        Block with `part_rows` a multiple of 4.
-    rotations : (t, 2) float64
-        Cosines and sines of the angles.
-    out : (n rounded up to a multiple of 4, d), dtype of the rows
-        Output.
-    first, last : int
-        Range of columns.
+    The rows of `out`, n rounded up to a multiple of 4, are sqrt(w_i) y_i, rotated in pairs: (a, b)
+    becomes (a cos t + b sin t, b cos t - a sin t), with cos t and sin t in `rotations`, which leave
+    out^T out = sum_i w_i y_i y_i^T as it is. `out` and the total do not depend on the labels. The
+    results are bit-identical for every split into column ranges.
     """
     cdef CBlock c = block.with_rotations(rotations)
     cdef Index padded_rows = (c.n + GROUP - 1) // GROUP * GROUP
     cdef Layout layout = block.layout_like_rows(out, "out", padded_rows, c.width)
-    if not 0 <= first <= last <= c.width:
-        raise ValueError(f"first and last have to satisfy 0 <= first <= last <= {c.width}")
+    check(0 <= first <= last <= c.width, "first and last have to be a range of the columns")
     cdef double[::1] cell_sum = np.empty(c.width)
     with nogil:
         level.centre_columns[block.dtype](&c, layout.matrix.data, first, last, &cell_sum[0])
@@ -459,43 +345,23 @@ def reduce_chunks(Block block not None, const double[:, ::1] rotations not None,
                   Index stripe, panels, product, int64_t[:, ::1] counters not None):
     """Compute the sums of `centre_columns` and product = out^T out, chunk by chunk, without `out`.
 
-    Any number of threads may call the function at the same time with the same arguments; the calls
-    share the tasks. The result does not depend on the number of threads: the operations and the
-    order of operations are fixed. A thread finishes every task that it begins, so that no thread
-    waits for a task that has not begun.
-
-    Parameters
-    ----------
-    block, rotations
-        As for `centre_columns`.
-    chunk : int
-        Number of rows per product, a multiple of 4.
-    stripe : int
-        Number of columns per centring task, a multiple of `lanes`. A register holds `lanes`
-        numbers.
-    panels : (2 p, panel_stride), dtype of the rows
-        Work memory for two chunks, in p panels of `lanes` columns each;
-        panel_stride >= chunk lanes.
-    product : (p lanes, p lanes), dtype of the rows
-        Output, Fortran-ordered with a valid lower triangle.
-    counters : (chunks + 1, 16) int64
-        Zeros before the call; the kernel counts begun and finished tasks.
+    Threads that call the function with the same arguments share the tasks; the order of operations
+    is fixed, so that the result does not depend on their number. `kernels.h` describes `chunk`,
+    `stripe` and the memory: `panels`, (2 p, panel_stride); `product`, (p lanes, p lanes), whose
+    lower triangle is valid in Fortran order; `counters`, (chunks + 1, 16), zeros before the call.
     """
     cdef CBlock c = block.with_rotations(rotations)
     cdef Gram memory
     cdef Index lanes = level.width[block.dtype], n_panels = (c.width + lanes - 1) // lanes
     cdef Index panel_stride = layout_of(panels, "panels", True).width
-    if (chunk < GROUP or chunk % GROUP or stripe < lanes or stripe % lanes
-            or panel_stride // lanes < chunk):
-        raise ValueError(
-            f"chunk has to be a multiple of {GROUP}, stripe of {lanes}, and a row of panels has to "
-            f"contain at least {lanes} chunk numbers"
-        )
-    if counters.shape[0] != (c.n + chunk - 1) // chunk + 1 or counters.shape[1] != 16:
-        raise ValueError(
-            f"counters has to be of shape ({(c.n + chunk - 1) // chunk + 1}, 16): one row per "
-            "chunk, and one more"
-        )
+    check(
+        chunk >= GROUP and chunk % GROUP == 0 and stripe >= lanes and stripe % lanes == 0
+        and panel_stride // lanes >= chunk,
+        "chunk has to be a multiple of 4, stripe a multiple of the numbers in a register, and a "
+        "row of panels has to contain one register for each row of a chunk",
+    )
+    check(counters.shape[0] == (c.n + chunk - 1) // chunk + 1 and counters.shape[1] == 16,
+          "counters has to be of shape (chunks + 1, 16)")
     memory.n_panels, memory.panel_stride = n_panels, panel_stride
     memory.chunk, memory.stripe = chunk, stripe
     memory.panels[0] = block.layout_like_rows(
@@ -516,37 +382,21 @@ def sum_block(
 ):
     """Compute the sums of each part of a block in one pass.
 
-    The sums are those of `centre_columns`, with squares sum_i w_i y_i^2 in place of maxima.
-
-    Any number of threads may call the function at the same time with the same arguments; the calls
-    share the tasks. The result does not depend on the number of threads.
-
-    Parameters
-    ----------
-    block : Block
-        The rows and labels.
-    task_columns : int
-        Number of columns per task, a multiple of 16.
-    sums : (parts, CLASS_ROWS + n_codes + q, d) float64
-        Output.
-    work : (parts, 3, at least d) float64
-        Work memory; fastest if rows begin at cache lines.
-    counter : (1,) int64
-        Zero before the call; the kernel counts tasks.
+    The sums are those of `centre_columns`, with squares sum_i w_i y_i^2 in place of maxima. Threads
+    share the tasks, as in `reduce_chunks`; `counter`, (1,), is zero before the call.
     """
     cdef BlockSums s
     cdef const CBlock* c = &block.c
     cdef Index parts = (c.n + c.part_rows - 1) // c.part_rows
     s.block, s.task_columns, s.work_stride = c, task_columns, work.shape[2]
-    if not (
+    check(
         task_columns > 0 and task_columns % 16 == 0 and sums.shape[2] == c.width
-        and sums.shape[1] == CLASS_ROWS + c.classes + c.columns and sums.shape[0] == work.shape[0] == parts
-        and work.shape[1] == 3 and work.shape[2] >= c.width and counter.shape[0] == 1
-    ):
-        raise ValueError(
-            "task_columns has to be a multiple of 16, and sums, work and counter of the shapes in "
-            "the docstring"
-        )
+        and sums.shape[1] == CLASS_ROWS + c.classes + c.columns
+        and sums.shape[0] == work.shape[0] == parts
+        and work.shape[1] == 3 and work.shape[2] >= c.width and counter.shape[0] == 1,
+        "task_columns has to be a multiple of 16, sums of the shape of the sums of the block for "
+        "each part, work of shape (parts, 3, at least d), and counter of shape (1,)",
+    )
     s.sums, s.work = &sums[0, 0, 0], &work[0, 0, 0]
     with nogil:
         level.sum_block[block.dtype](&s, <AtomicInt64*>&counter[0])
@@ -560,27 +410,15 @@ def reference_is_far(
 ):
     """Return whether merging rows would move the mean too far from the reference point.
 
-    Too far means more than `max_distance` standard deviations in at least one feature.
-
-    Parameters
-    ----------
-    reference : (d,) float64
-        Reference point of the state.
-    deviation, weight, squares : (d,) float64, float, (d,) float64
-        Sums of the state before the merge: sum w (x - reference), sum w, and sum w (x - mean)^2.
-    added_mean, added_squares, added_weight : (d,) float64, (d,) float64, float
-        Mean, sum of squares about the mean, and weight sum of the rows.
-    max_distance : float
-        Maximum distance in standard deviations.
-    roundings : float
-        Distances up to this value times |reference| count as rounding error.
+    Too far means more than `max_distance` standard deviations in at least one feature, and more
+    than `roundings` times |reference|. The state has the sums `deviation`, sum w (x - reference),
+    and `squares`, sum w (x - mean)^2; the added rows have a mean and squares about it.
     """
     cdef Index d = reference.shape[0], j
     cdef double total_weight = weight + added_weight
     cdef double offset, drift, difference, merged_squares
-    if not (d == deviation.shape[0] == squares.shape[0] == added_mean.shape[0]
-            == added_squares.shape[0]):
-        raise ValueError(f"the sums of the state and of the rows have to be of shape ({d},)")
+    check(d == deviation.shape[0] == squares.shape[0] == added_mean.shape[0]
+          == added_squares.shape[0], "the sums of state and rows have to be of shape (d,)")
     for j in range(d):
         offset = added_mean[j] - reference[j]
         drift = (deviation[j] + added_weight * offset) / total_weight
@@ -596,32 +434,13 @@ def reference_is_far(
 def count_classes(const Index[::1] labels not None, const double[::1] weight, Index n_classes):
     """Number the classes of a block in order of first occurrence, and count the rows per class.
 
-    The numbers depend only on the block, not on the class codes of the state.
-
-    Parameters
-    ----------
-    labels : (n,) intp >= -1
-        Class codes of the state; -1 for a missing label.
-    weight : (n,) float64, or None for unit weights
-        Weights of the rows.
-    n_classes : int
-        Number of classes in the state before the block.
-
-    Returns
-    -------
-    (n,) intp
-        Class number of each row within the block; -1 for a missing label.
-    (k,) intp, (k,) intp, (k,) float64
-        For each class of the block: its code, number of rows and weight sum.
-    int
-        Number of classes in the state after the block.
+    `labels`, (n,), are class codes of the state, -1 for a missing label. Returns the number of the
+    class of each row; codes, rows and weight sums of the classes; and the classes of the new state.
     """
     cdef Index n = labels.shape[0], k = max(n_classes, 0), n_present = 0, i, c
-    if weight is not None and weight.shape[0] != n:
-        raise ValueError(f"weight has to be of shape ({n},)")
+    check(weight is None or weight.shape[0] == n, "weight has to be of shape (n,)")
     for i in range(n):
-        if labels[i] < -1:
-            raise ValueError(f"labels have to be at least -1; one is {labels[i]}")
+        check(labels[i] >= -1, "labels have to be at least -1")
         k = max(k, labels[i] + 1)
     out_a, weights = np.empty((3, n), np.intp), np.empty(n)
     cdef Index[:, ::1] out = out_a
@@ -641,7 +460,7 @@ def count_classes(const Index[::1] labels not None, const double[::1] weight, In
     return out_a[0], out_a[1, :n_present], out_a[2, :n_present], weights[:n_present], k
 
 
-# --- changes of a state ----------------------------------------------------------------------------
+# --- changes of a state --------------------------------------------------------------------------
 
 
 cdef class Change:
@@ -652,15 +471,7 @@ cdef class Change:
 
 
 cdef class Addition(Change):
-    """sums[rows] += addend.
-
-    Parameters
-    ----------
-    sums : (k, d) float64
-    addend : (m, d) float64
-    rows : (m,) intp from 0 to k - 1, or None for all m = k rows
-        Distinct row numbers.
-    """
+    """sums[rows] += addend, with distinct `rows`, or all rows of `sums` if None."""
 
     cdef double[:, ::1] sums
     cdef const double[:, ::1] addend
@@ -669,10 +480,10 @@ cdef class Addition(Change):
     def __init__(self, double[:, ::1] sums not None, const double[:, ::1] addend not None,
                  const Index[::1] rows=None):
         cdef Index m = sums.shape[0] if rows is None else rows.shape[0]
-        if addend.shape[0] != m or addend.shape[1] != sums.shape[1]:
-            raise ValueError(f"addend has to be of shape {m, sums.shape[1]}")
-        if rows is not None and m and not all_in_range(&rows[0], m, 0, sums.shape[0]):
-            raise ValueError(f"rows has to contain row numbers from 0 to {sums.shape[0] - 1}")
+        check(addend.shape[0] == m and addend.shape[1] == sums.shape[1],
+              "addend has to be of the shape of the rows that it is added to")
+        check(rows is None or m == 0 or all_in_range(&rows[0], m, 0, sums.shape[0]),
+              "rows has to contain numbers of rows of sums")
         self.sums, self.addend, self.rows = sums, addend, rows
 
     cdef int apply(self) except -1:
@@ -688,16 +499,7 @@ cdef class Addition(Change):
 cdef class ScatterAddition(Change):
     """scatter += sign * product + sum_k coefficients[k] vectors[k] vectors[k]^T, lower triangle.
 
-    Parameters
-    ----------
-    scatter : (d, d) float64, Fortran-ordered
-        Matrix to change.
-    product : (m, m) float32 or float64, Fortran-ordered, m >= d, or None for none
-        Product to add.
-    sign : float
-        Coefficient of the product.
-    vectors, coefficients : (2, d), (2,) float64
-        Vectors of the outer products, with coefficients.
+    The matrices are Fortran-ordered; `product`, (m, m) with m >= d, is None or of either dtype.
     """
 
     cdef double[::1, :] scatter
@@ -715,18 +517,16 @@ cdef class ScatterAddition(Change):
         cdef Layout layout
         self.added, self.stride, self.dtype = NULL, d, 1
         if product is not None:  # the transpose of a Fortran-ordered array is C-contiguous
-            layout = contiguous_layout_of(product.T, "product", False)
+            layout = layout_of(product.T, "product", False, True)
             self.added, self.stride = layout.matrix.data, layout.n
             self.dtype = layout.kind == b"d"
-        if not (
+        check(
             d > 0 and scatter.shape[1] == vectors.shape[1] == d and self.stride >= d
             and (product is None or layout.width == layout.n)
-            and vectors.shape[0] == coefficients.shape[0] == 2
-        ):
-            raise ValueError(
-                "scatter has to be of shape (d, d), product of shape (m, m) with m >= d, vectors "
-                "of shape (2, d) and coefficients of shape (2,)"
-            )
+            and vectors.shape[0] == coefficients.shape[0] == 2,
+            "scatter has to be of shape (d, d), product of shape (m, m) with m >= d, vectors of "
+            "shape (2, d) and coefficients of shape (2,)",
+        )
         self.scatter, self.product, self.sign = scatter, product, sign
         self.vectors, self.coefficients = vectors, coefficients
 
@@ -774,11 +574,6 @@ def add(list changes not None):
 
     If a change fails nevertheless, `broken` is set to True for every owner of an `Assignment` that
     has this attribute.
-
-    Parameters
-    ----------
-    changes : list of Change
-        Prepared changes.
     """
     for change in changes:
         if not isinstance(change, Change):
@@ -809,12 +604,9 @@ cdef class PackedFactors:
     def __cinit__(self, const double[:, ::1] left not None, const double[:, ::1] right not None,
                   const double[::1] mean not None, const double[::1] shift not None):
         cdef Index rank = shift.shape[0], width = mean.shape[0]
-        if (left.shape[0] != rank or left.shape[1] != width or right.shape[0] != rank
-                or right.shape[1] != width):
-            raise ValueError(
-                f"left {left.shape[0], left.shape[1]}, right {right.shape[0], right.shape[1]}, "
-                f"mean {width,} and shift {rank,} do not fit together"
-            )
+        check(left.shape[0] == right.shape[0] == rank
+              and left.shape[1] == right.shape[1] == width,
+              "left and right have to be of shape (r, d), mean (d,) and shift (r,)")
         self.kernels = level
         self.map.rank, self.map.width = rank, width
         cdef Index numbers_per_line = LINE // sizeof(double)
@@ -838,30 +630,21 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
                bint streamed=False):
     """Write out[i] = rows[i] - left^T (right (rows[i] - mean) - shift) for start <= i < stop.
 
-    The result of a row is computed in float64; it does not depend on other rows or on the layout.
-    `rows` and `out`, (n, d), are the same memory or do not overlap. With `streamed`, the caches are
-    bypassed when writing, if rows are contiguous and `out` is not `rows`. Returns the index of the
-    first row with a finite number that overflows float16, or -1.
+    The result of a row is computed in float64, and does not depend on other rows or the layout.
+    `rows` and `out`, (n, d), are the same memory or do not overlap. `kernels.h` describes
+    `streamed`. Returns the index of the first row with a number that overflows float16, or -1.
     """
     cdef Layout source = layout_of(rows, "rows", False), target = layout_of(out, "out", True)
-    cdef EraseArguments arguments
     cdef Index row
-    if (source.n != target.n or source.kind != target.kind
-            or source.width != factors.map.width or target.width != factors.map.width):
-        raise ValueError(
-            f"rows {source.n, source.width} of {chr(source.kind)!r} and out "
-            f"{target.n, target.width} of {chr(target.kind)!r} must have one shape and dtype, and "
-            f"{factors.map.width} columns"
-        )
-    if not 0 <= start <= stop <= source.n:
-        raise ValueError(f"start={start} to stop={stop} is not a range of the {source.n} rows")
-    arguments.map, arguments.n, arguments.streamed = &factors.map, stop - start, streamed
-    arguments.rows, arguments.out = source.matrix, target.matrix
-    arguments.is_float16 = source.kind == b"e"
-    arguments.rows.data += start * arguments.rows.row_stride
-    arguments.out.data += start * arguments.out.row_stride
+    check(source.n == target.n and source.kind == target.kind
+          and source.width == target.width == factors.map.width,
+          "rows and out have to be of one shape (n, d) and dtype, with the features of the factors")
+    check(0 <= start <= stop <= source.n, "start and stop have to be a range of the rows")
+    source.matrix.data += start * source.matrix.row_stride
+    target.matrix.data += start * target.matrix.row_stride
     with nogil:
-        row = factors.kernels.erase[source.kind == b"d"](&arguments)
+        row = factors.kernels.erase[source.kind == b"d"](
+            &factors.map, source.matrix, target.matrix, stop - start, source.kind == b"e", streamed)
     if row == NO_MEMORY:
         raise MemoryError("no memory to erase rows; nothing was written")
     return start + row if row >= 0 else -1
@@ -874,10 +657,9 @@ def squares_finite(rows, Index start, Index stop):
     """
     cdef Layout layout = layout_of(rows, "rows", False)
     cdef int finite
-    if layout.kind == b"e" or layout.matrix.column_stride != layout.itemsize:
-        raise ValueError("rows has to be float32 or float64, and every row contiguous")
-    if not 0 <= start <= stop <= layout.n:
-        raise ValueError(f"start={start} to stop={stop} is not a range of the {layout.n} rows")
+    check(layout.kind != b"e" and layout.matrix.column_stride == layout.itemsize,
+          "rows has to be float32 or float64, and every row contiguous")
+    check(0 <= start <= stop <= layout.n, "start and stop have to be a range of the rows")
     layout.matrix.data += start * layout.matrix.row_stride
     with nogil:
         finite = level.squares_finite[layout.kind == b"d"](

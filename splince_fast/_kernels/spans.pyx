@@ -14,9 +14,8 @@ CONSTANT_ROUNDINGS = 64.0
 def class_span(const double[:, ::1] sums not None, const double[::1] weights not None):
     """Return the span of a class-coded variable, from sums of w (x - reference) and of w per class.
 
-    A row is the covariance of x with the indicator of a class, divided by the standard deviation
-    sqrt(p (1 - p)) of the indicator, with p the fraction of the class. As the indicators sum to
-    one, the most frequent class is left out. Classes without weight are left out too.
+    A row is Cov(x, indicator of a class) / sqrt(p (1 - p)), with p the fraction of the class. The
+    most frequent class, which follows from the others, and classes without weight are left out.
     """
     cdef Py_ssize_t k = sums.shape[0], d = sums.shape[1], c, j, largest = 0, row = 0
     cdef double weight = 0.0, p, scale
@@ -54,11 +53,7 @@ def largest_correlation(const double[:, ::1] span not None, const double[::1] va
 
 
 def column_deviations(z_sum, squares, reference, double weight):
-    """Return the standard deviations of the columns of a continuous variable, (k,).
-
-    The deviation of a column that varies by rounding error alone is 0. The arguments are as for
-    `column_span`.
-    """
+    """Return the standard deviations of the columns of a variable, (k,); 0 for rounding error."""
     mean, square = z_sum / weight, np.diagonal(squares) / weight
     variance = square - mean * mean
     constant = CONSTANT_ROUNDINGS * np.finfo(np.float64).eps
@@ -69,10 +64,8 @@ def column_deviations(z_sum, squares, reference, double weight):
 def column_span(products, z_sum, x_sum, squares, reference, double weight):
     """Return the span of a continuous variable z, from sums about reference points of z and x.
 
-    A row is the covariance of x with a column of z, divided by the standard deviation of the
-    column. Constant columns are left out. Over rows with the weight sum `weight`, `products`,
-    (k, d), sums w z x^T, `z_sum` w z, `x_sum` w x, and `squares`, (k, k), w z z^T. `reference` is
-    that of z.
+    A row is the covariance of x with a column of z that varies, divided by its standard deviation.
+    The sums over rows are those of w z x^T, w z, w x, w z z^T and w; `reference` is that of z.
     """
     deviations = column_deviations(z_sum, squares, reference, weight)
     used = deviations > 0.0

@@ -8,7 +8,8 @@ Kernels run on one thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -16,18 +17,13 @@ import numpy as np
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` with the options of all kernels."""
-    # The flags for reassociation and contraction allow SIMD instructions. Other fast-math flags
-    # would break the handling of NaN and infinity.
-    options: dict[str, Any] = {
-        "nogil": True,
-        "fastmath": {"reassoc", "contract"},
-        "error_model": "numpy",
-    }
+    # Reassociation and contraction allow SIMD instructions; other flags would break NaN.
+    flags = {"reassoc", "contract"}
+    jit: Any = partial(numba.njit, nogil=True, fastmath=flags, error_model="numpy")
     try:
-        compiled: Callable[..., Any] = numba.njit(cache=True, **options)(function)
+        return cast(Callable[..., Any], jit(cache=True)(function))
     except RuntimeError:  # no writable folder for the cache: compile in every process
-        compiled = numba.njit(**options)(function)
-    return compiled
+        return cast(Callable[..., Any], jit()(function))
 
 
 @kernel
@@ -42,14 +38,8 @@ def sum_rows(
         total += sum_i w_i x_i                 class_sums[c] += sum_{i: codes[., i] = c} w_i x_i
         products[q] += sum_i values[q, i] x_i
 
-    Parameters
-    ----------
-    codes : (v, n) intp
-        Class codes of v variables, indices into `class_sums`; -1 for a missing label.
-    values : (q, n) float64
-        Label columns, multiplied by the weights.
-    total, class_sums, products : (d,), (c, d), (q, d) float64
-        Outputs.
+    `codes`, (v, n), are indices into `class_sums`, -1 for a missing label; `values`, (q, n), are
+    label columns, multiplied by the weights.
     """
     weighted = weight.shape[0] > 0
     for i in range(indptr.shape[0] - 1):
@@ -73,12 +63,11 @@ def sum_squares(
 ) -> None:
     """Compute the weighted sum of squares about `mean` of each column, `squares` (d,).
 
-    With sums over the rows i that store an entry of column j, and `weight_sum` the sum of all
-    weights, the result is::
+    Over the rows i that store an entry of column j, the result is::
 
         squares[j] = sum_i w_i (x_ij - mean_j)^2 + (weight_sum - sum_i w_i) mean_j^2
 
-    The second term is the contribution of the implicit zeros. The formula avoids cancellation.
+    The second term belongs to the implicit zeros, for the sum `weight_sum` of all weights.
     """
     weighted = weight.shape[0] > 0
     n = indptr.shape[0] - 1

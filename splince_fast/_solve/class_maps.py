@@ -2,16 +2,15 @@
 
 Class c has the fraction p_c of the weight and the covariance S_c. Features are in units in which
 S_w = sum p_c S_c has unit diagonal; S_w is positive definite on the span of the orthonormal
-columns U. With U^T S_c U = L_c L_c^T, every choice of orthogonal matrices O_c gives maps to one
-covariance U R R^T U^T:
+columns U. With U^T S_c U = L_c L_c^T, orthogonal matrices O_c give maps to one covariance:
 
     A_c = U R G_c U^T,    G_c = O_c L_c^-1,    R = sum p_c L_c O_c^T
 
-This R changes the rows least for the given O_c. Let W be the weights of the features in the change
-of the rows, and F_c = W U L_c. The change is least if each O_c maximises tr(O_c F_c^T B), where
-B = sum p_c F_c O_c^T is a root of the Bures barycentre of F_c F_c^T. For two classes, O_0 = I and
-O_1 maximises tr(O_1 F_1^T F_0). For more classes, B and the O_c are computed in turn, which
-converges to the barycentre (Alvarez-Esteban et al., 2016).
+This R changes the rows least for the given O_c. With the weights W of the features in the change
+and F_c = W U L_c, it is least if each O_c maximises tr(O_c F_c^T B), where B = sum p_c F_c O_c^T is
+a root of the Bures barycentre of F_c F_c^T. For two classes, O_0 = I and O_1 maximises
+tr(O_1 F_1^T F_0). For more, B and the O_c are computed in turn, which converges to the barycentre
+(Alvarez-Esteban et al., 2016).
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ from splince_fast._solve import tolerances
 
 Float = NDArray[np.float64]
 
-# Tolerance (relative change of the barycentre's root) and maximum number of iterations for more
-# than two classes. Data need 5 to 13; the maps are feasible after any number.
+# Relative change of the barycentre's root, and iterations: data need 5 to 13; any are feasible.
 _CONVERGED, _ITERATIONS = 1e-8, 200
-# Whitening loses half of the digits in directions with a smaller eigenvalue of S_w. Erasure sets
-# the rows to their mean in these directions.
+# Erasure sets rows to their mean where S_w has a smaller eigenvalue, to keep half of the digits.
 _TINY = 1e-8
 
 
@@ -86,11 +83,7 @@ class ClassMaps(NamedTuple):
 
 
 def qleace(fractions: Float, covariances: Float, weights: Float, support: Support) -> ClassMaps:
-    """Return the maps of classes to one covariance that change the rows least.
-
-    `weights`, (d,), are those of the features in the change. Raises SingularClassError if a class
-    covariance is singular on the support.
-    """
+    """Return the maps of classes to one covariance with the least change, for feature weights."""
     whitener, roots = support.whitener, []
     for c, covariance in enumerate(covariances):
         try:

@@ -6,10 +6,10 @@ m = (p - r) / n, p is the rank of x and r is the rank of the concept.
 
 Derivation: in coordinates with Cov(x) = I and Cov(z) = I, the singular values of B = Cov(x, z) are
 the canonical correlations. The kernel of every eraser is span(B'), B' = B + E with the sampling
-error E, and P^+ P = I - Pi' with the orthogonal projector Pi' on span(B'). The best linear
-prediction of z from P x therefore explains |(I - Pi') B|^2, whatever P. The entries of E orthogonal
-to B have variance 1 / n where the noise in x does not depend on z, and |B'|^2 = c^2 + m up to
-O(c / sqrt(n)). Hence E |(I - Pi') B|^2 = sum c^2 m / (c^2 + m) (1 + O(1 / p) + O(1 / (n c^2))).
+error E, so that the best linear prediction of z from P x explains |(I - Pi') B|^2, whatever P, with
+the projector Pi' on span(B'). The entries of E orthogonal to B have variance 1 / n if the noise in
+x does not depend on z, and |B'|^2 = c^2 + m up to O(c / sqrt(n)). Hence
+E |(I - Pi') B|^2 = sum c^2 m / (c^2 + m) (1 + O(1 / p) + O(1 / (n c^2))).
 """
 
 from __future__ import annotations
@@ -26,21 +26,18 @@ Float = NDArray[np.float64]
 class Noise:
     """Sampling noise of the fitted covariance of x with one variable."""
 
-    # Let x be whitened, and let each label column have unit standard deviation. t is the squared
-    # norm of the sampling error of the covariance of x with one label column, orthogonal to the
-    # span of the variable. With tau the expectation of n t, n t / tau is distributed as a
-    # chi-squared variable divided by its degrees of freedom, or by an F distribution if tau is an
-    # estimate.
+    # x is whitened, and each label column has unit standard deviation. t is the squared norm of the
+    # sampling error of the covariance of x with one column, orthogonal to the span of the variable.
+    # With tau the expectation of n t, n t / tau is distributed as chi-squared divided by its
+    # degrees of freedom, or as F if tau is an estimate.
 
     n: float  # weight sum of the labelled rows
     # noise variance per direction of the variable, divided by its value under equal class
     # covariances (for a continuous variable, under residuals of constant variance)
     ratio: float
-    # tau and the degrees of freedom of each label column. A variable of two classes has one column.
-    taus: tuple[float, ...]
-    degrees: tuple[float, ...]
-    # denominator degrees of freedom of the F distribution of each column, if tau was estimated from
-    # the class covariances; empty if the class covariances are assumed equal
+    taus: tuple[float, ...]  # tau of each label column; two classes have one column
+    degrees: tuple[float, ...]  # degrees of freedom of each column
+    # denominator degrees of freedom, if tau was estimated from the class covariances; else empty
     denominators: tuple[float, ...] = ()
 
     @property
@@ -67,17 +64,16 @@ def class_noise(
 ) -> Noise:
     """Return the noise of class indicators under unequal class covariances S_c."""
     # Let A_c = Q L^+ S_c L^{+T} Q, where L L^T = Cov(x) and Q is the projection orthogonal to the r
-    # whitened directions of the variable; `traces` are tr(A_c) and `squares` |A_c|^2. Let q_c be
-    # the fraction of the rows in class c. The noise of the indicator of class c has the covariance
-    # W / n, where W = sum_b v_b A_b, v_c = 1 - q_c, and v_b = q_c q_b / (1 - q_c) for b != c;
-    # tau = tr W. The distribution of the squared norm is approximated by chi-squared with
-    # tau^2 / |W|^2 degrees of freedom (Satterthwaite), where |W| is replaced by its upper bound
-    # sum_b v_b |A_b|. The bound is attained if all S_c are proportional.
+    # whitened directions of the variable; `traces` are tr(A_c) and `squares` |A_c|^2. With q_c the
+    # fraction of class c, the noise of its indicator has the covariance W / n, W = sum_b v_b A_b,
+    # v_c = 1 - q_c, and v_b = q_c q_b / (1 - q_c) for b != c; tau = tr W. The squared norm is taken
+    # as chi-squared with tau^2 / |W|^2 degrees of freedom (Satterthwaite), with the upper bound
+    # sum_b v_b |A_b| for |W|, which is attained if all S_c are proportional.
     n = float(weights.sum())
     q, df, dimensions = weights / n, np.maximum(weights - 1, 0.0), max(1, rank_x - rank_z)
-    # The rows of a class contribute to Cov(x). Their mean leverage h = tr(A_c) / n is therefore
-    # replaced by h / (1 - h), times 1 - p / n, so that the correction has no effect on equal
-    # covariances. Each trace is limited to (p - r) / q_c, because q_c S_c <= Cov(x).
+    # The rows of a class contribute to Cov(x): their mean leverage h = tr(A_c) / n is replaced by
+    # h / (1 - h), times 1 - p / n, which has no effect on equal covariances. Each trace is limited
+    # to (p - r) / q_c, because q_c S_c <= Cov(x).
     leverage = np.minimum(traces / n, 1 - 1 / n)
     factors = (1 - rank_x / n) / (1 - leverage) * weights / np.maximum(df, 1.0)
     capped = np.where(df > 0, np.minimum(factors * traces, dimensions / q), dimensions / q)
@@ -105,8 +101,8 @@ def class_noise(
 
 def certificate(noise: Noise, delta: float) -> float:
     """Return q / (1 + q), an upper bound of R^2 in held-out rows with probability 1 - delta."""
-    # The probability is over the fits. q is the maximum over the m label columns of the (1 - delta
-    # / m) quantile of t, the squared norm of the noise (:class:`Noise`).
+    # The probability is over the fits. q is the largest (1 - delta / m) quantile of t over the m
+    # label columns (:class:`Noise`).
     from scipy.special import chdtri, fdtri
 
     taus, degrees = np.array(noise.taus), np.array(noise.degrees)
@@ -133,8 +129,8 @@ def expected_r2(
 ) -> float | None:
     """Return the expected Pillai trace in erased held-out rows divided by r; None if n <= p + 1."""
     # The trace is the sum of c^2 m / (c^2 + m). `noise` is the noise variance of the
-    # cross-covariances that the eraser was fitted to, and `ratio` that of `correlations`; both are
-    # divided by the value under equal class covariances.
+    # cross-covariances that the eraser was fitted to, and `ratio` that of `correlations`, divided
+    # by the value under equal class covariances.
     if not rank_z or n <= rank_x + 1:
         return None
     c, m = adjusted(correlations**2, n, rank_x, ratio), noise * max(0, rank_x - rank_z) / n

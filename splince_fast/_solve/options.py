@@ -1,16 +1,16 @@
 """The options of a fit, declared once: name, default, valid values and help text.
 
-`OPTIONS` are the options of the methods, which control the solve. `MOMENT_OPTIONS` are the options
-of the accumulation, which control the statistics that moments store, and of extra passes over the
-rows. Signatures of functions and estimators repeat the names and defaults, and a test compares the
-signatures with these tables. The flags of the command line are made from the tables.
+`OPTIONS` are the options of the methods, which control the solve. `MOMENT_OPTIONS` control the
+statistics that moments store, and extra passes over the rows. Signatures of functions and
+estimators repeat names and defaults, which a test compares with these tables; the command line
+makes its flags from them.
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Option:
         ends = [end for end, mark in ((low, "["), (high, "]")) if mark in self.interval]
         return bool(low < value < high) or value in ends
 
-    def check(self, value: object) -> None:
+    def check(self, value: Any) -> None:
         if self.accepts(value):
             return
         valid = ", ".join([*(["None"] if self.default is None else []), *map(repr, self.choices)])
@@ -73,88 +73,41 @@ class Option:
         return value
 
 
+def _table(*rows: tuple[Any, ...]) -> dict[str, Option]:
+    return {row[0]: Option(*row) for row in rows}
+
+
 # Shrinkage intensities that "cv" compares, in addition to "oas"; None is 0.
 INTENSITIES = (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 MAX_PASSES = 1000
 
-OPTIONS = {
-    option.name: option
-    for option in (
-        Option(
-            "max_amplification",
-            None,
-            "drop kept directions whose amplification, 1 / sin(angle to the concept), exceeds A",
-            number=float,
-            interval="[1, inf]",
-            words="of at least 1",
-        ),
-        Option(
-            "on_infeasible",
-            "raise",
-            "a kept direction in the span of the concept is an error, or is dropped",
-            ("raise", "drop"),
-        ),
-        Option(
-            "null_space",
-            "keep",
-            "keep dimensions without variance, or set them to their mean",
-            ("keep", "drop"),
-        ),
-        Option(
-            "shrinkage",
-            None,
-            "shrink the covariance towards a multiple of the identity, by this intensity or rule; "
-            "'cv' minimises the distortion of held-out rows",
-            ("oas", "cv"),
-            float,
-        ),
-        Option(
-            "rank_tol",
-            "auto",
-            "ignore singular values of the concept below A times the largest",
-            ("auto",),
-            float,
-            "[0, 1)",
-        ),
-        Option("solver", "auto", "factorisation of the covariance", ("auto", "cholesky", "eigh")),
-        Option(
-            "strength",
-            1,
-            "fraction that is kept of the covariance that LEACE removes from the task; 1 is "
-            "SPLINCE, 0 is LEACE",
-            number=float,
-        ),
-    )
-}
+_AMPLIFICATION = (
+    "drop kept directions whose amplification, 1 / sin(angle to the concept), exceeds A"
+)
+_INFEASIBLE = "a kept direction in the span of the concept is an error, or is dropped"
+_NULL_SPACE = "keep dimensions without variance, or set them to their mean"
+_SHRINKAGE = "intensity of the shrinkage of the covariance, or a rule; 'cv' takes held-out rows"
+_RANK_TOL = "ignore singular values of the concept below A times the largest"
+_SOLVER = "factorisation of the covariance"
+_STRENGTH = "fraction that is kept of the covariance that LEACE removes from the task"
+_SUBSAMPLE = "fraction of the rows for the covariance; 'auto' changes rows 5 percent more at most"
+_TYPE = "the d x d covariance, or its diagonal alone, for wide or sparse rows"
+_PASSES = "extra passes over the rows, each of which lowers the distortion"
 
-MOMENT_OPTIONS = {
-    option.name: option
-    for option in (
-        Option(
-            "subsample",
-            1.0,
-            "fraction of the rows for the covariance; 'auto' takes the smallest for which the rows "
-            "are expected to change at most 5 percent more",
-            ("auto",),
-            float,
-            "(0, 1]",
-            "above 0 and at most 1",
-        ),
-        Option(
-            "covariance_type",
-            "full",
-            "the d x d covariance, or its diagonal alone, for wide or sparse rows",
-            ("full", "diag"),
-        ),
-        Option(
-            "passes",
-            0,
-            "extra passes over the rows, each of which lowers the distortion",
-            number=int,
-            interval=f"[0, {MAX_PASSES}]",
-        ),
-    )
-}
+OPTIONS = _table(
+    ("max_amplification", None, _AMPLIFICATION, (), float, "[1, inf]", "of at least 1"),
+    ("on_infeasible", "raise", _INFEASIBLE, ("raise", "drop")),
+    ("null_space", "keep", _NULL_SPACE, ("keep", "drop")),
+    ("shrinkage", None, _SHRINKAGE, ("oas", "cv"), float),
+    ("rank_tol", "auto", _RANK_TOL, ("auto",), float, "[0, 1)"),
+    ("solver", "auto", _SOLVER, ("auto", "cholesky", "eigh")),
+    ("strength", 1, _STRENGTH, (), float),
+)
+MOMENT_OPTIONS = _table(
+    ("subsample", 1.0, _SUBSAMPLE, ("auto",), float, "(0, 1]", "above 0 and at most 1"),
+    ("covariance_type", "full", _TYPE, ("full", "diag")),
+    ("passes", 0, _PASSES, (), int, f"[0, {MAX_PASSES}]"),
+)
 
 
 def check_moment_options(
@@ -164,48 +117,33 @@ def check_moment_options(
     """Raise InputError if options of the accumulation are invalid or exclude each other."""
     values = subsample, covariance_type, passes
     for option, value in zip(MOMENT_OPTIONS.values(), values, strict=True):
-        if value is not option.default:
+        if type(value) is not type(option.default) or value != option.default:
             option.check(value)
     diagonal = covariance_type == "diag"
-    reason = "needs the complete covariance, and covariance_type='diag' keeps none"
-    excluded = (
-        (
-            groups is not None and shrinkage != "cv",
-            "groups assigns rows to the folds on which shrinkage 'cv' is chosen; leave groups out, "
-            "or choose shrinkage 'cv'",
+    needs = "needs the complete covariance, and covariance_type='diag' keeps none; leave it out"
+    excluded = {
+        "groups assigns rows to the folds of shrinkage='cv'; leave groups out, or choose 'cv'": (
+            groups is not None and shrinkage != "cv"
         ),
-        (
-            passes and not diagonal,
-            f"passes is {passes}, but extra passes need covariance_type='diag'; pass it, too, or "
-            "leave passes out",
+        f"passes is {passes}, but extra passes need covariance_type='diag'": (
+            passes and not diagonal
         ),
-        (
-            diagonal and subsample != 1,
-            f"covariance_type='diag' and subsample={subsample} exclude each other; "
-            "pass 'diag' if d x d numbers do not fit in memory, otherwise subsample",
+        f"covariance_type='diag' and subsample={subsample} exclude each other": (
+            diagonal and subsample != 1
         ),
-        (
-            diagonal and isinstance(shrinkage, str),
-            f"shrinkage {shrinkage!r} {reason}; pass a number in [0, 1], or none",
+        f"shrinkage {shrinkage!r} {needs}": diagonal and isinstance(shrinkage, str),
+        f"solver {solver!r} {needs}": diagonal and solver != "auto",
+        f"passes is {passes} and shrinkage {shrinkage}; leave one of them out": (
+            passes and shrinkage
         ),
-        (
-            diagonal and solver != "auto",
-            f"solver {solver!r} {reason}; leave it at 'auto'",
-        ),
-        (
-            passes and shrinkage,
-            f"passes is {passes} and shrinkage {shrinkage}, but extra passes do not shrink the "
-            "covariance; leave one of them out",
-        ),
-    )
-    for condition, text in excluded:
+    }
+    for text, condition in excluded.items():
         if condition:
             raise InputError(text)
 
 
-@dataclass(slots=True)  # frozen=True would add 10 % to the time of a small solve
-class Options:
-    """Validated options of one solve, which are not modified after creation."""
+class Options(NamedTuple):
+    """Options of one solve, in the order of `OPTIONS`; `checked` validates them."""
 
     max_amplification: float | None = None
     on_infeasible: str = "raise"
@@ -215,7 +153,8 @@ class Options:
     solver: str = "auto"
     strength: float = 1
 
-    def __post_init__(self) -> None:
-        for name, option in OPTIONS.items():
-            if (value := getattr(self, name)) is not option.default:
+    def checked(self) -> Options:
+        for option, value in zip(OPTIONS.values(), self, strict=True):
+            if value is not option.default:
                 option.check(value)
+        return self

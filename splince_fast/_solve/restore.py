@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._solve import factor, tolerances
+from splince_fast._solve import tolerances
+from splince_fast._solve.oblique import dense
 
 Float = NDArray[np.float64]
 
@@ -68,13 +69,11 @@ def inverse_units(units: Float) -> Float:
 def shrunk_solves(
     scaled: Float, rows: Float, units: Float, intensity: float
 ) -> tuple[Float, Float]:
-    """Return Ty, `rows` (k, d), whitened and solved by T, shrunk towards D^2 by `intensity`.
-
-    `scaled` is D^-1 T D^-1, not shrunk. Shrinkage towards one variance for all features would hide
-    the label columns that covary with small features only.
-    """
+    """Return Ty, `rows` (k, d), whitened and solved by T, shrunk towards D^2 by `intensity`."""
+    # `scaled` is D^-1 T D^-1, not shrunk. Shrinkage towards one variance for all features would
+    # hide the label columns that covary with small features only.
     d, inverse = len(units), inverse_units(units)
-    fitted = factor.dense(
+    fitted = dense(
         np.asfortranarray(scaled), 1.0, np.zeros(d), max_rank=d,
         tolerance=tolerances.eigenvalue(d, tolerances.EPS), intensity=intensity,
     )  # fmt: skip
@@ -85,10 +84,9 @@ def shrunk_solves(
 def restore(
     whitened: Float, solved: Float, span_t: Float, span_x: Float, units: Float, strength: float
 ) -> Restoration:
-    """Return the map B of the least change E|B t - t|^2 with B Ty = Ty + b X, for Ty = Cov(t, y).
+    """Return the map B of the least change, from L^+ Ty, T^+ Ty, Ty and Sy, transposed, D, and b.
 
-    The arguments are L^+ Ty, (k, p), and T^+ Ty, Ty and Sy, (k, d), transposed, with label columns
-    in units of their standard deviations; D, with 0 for constant features; and b. Rounding errors
+    Label columns are in units of their deviations; D is 0 for constant features. Rounding errors
     of Ty and Sy are relative to D.
     """
     k, d = span_x.shape

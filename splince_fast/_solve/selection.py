@@ -31,12 +31,10 @@ class Interpretation(NamedTuple):
     """How one variable was interpreted (as classes, numbers or directions), for the report."""
 
     kind: str  # description of the interpretation, such as "classes (4)"
-    # (q, k): matrix M such that the singular values of M W, where the rows of W are the whitened
-    # span, are the canonical correlations of x and the variable over all rows. Rows without a label
-    # count as rows whose label is the mean.
+    # (q, k): M such that the singular values of M W, with W the whitened span, are the canonical
+    # correlations of x and the variable over all rows; a missing label counts as the mean.
     whitener: Float
-    # square of the largest standardised value of a class indicator, which is that of the rarest
-    # class; None for other variables
+    # square of the largest standardised value of a class indicator; None for other variables
     largest_square: float | None = None
     labelled_fraction: float = 1.0  # fraction of the rows with a label
 
@@ -61,7 +59,7 @@ def names_of(selection: object, role: str) -> list[VariableName]:
         text = f"{described_type(selection)} of shape {tuple(shape)}"
     raise InputError(
         f"{role} is {text}; it must be the name of a variable, a tuple of names for joint cells, "
-        "or a non-empty list of these. Labels are passed to Moments.update with their names"
+        "or a non-empty list of these"
     )
 
 
@@ -90,25 +88,24 @@ def span_of(statistics: Any, selection: Kept, role: str, whitened: bool) -> Span
         blocks.append(variable.span())
         if not len(blocks[-1]):
             raise ConstantVariableError(
-                f"the variable {name!r}, to be {'erased' if role == 'erase' else 'kept'}, takes a "
-                "single value (or carries no label), so x has no covariance with it; check the "
-                "labels, or leave the variable out"
+                f"the variable {name!r}, to be {'kept' if role == 'keep' else 'erased'}, takes a "
+                "single value (or carries no label); check the labels, or leave it out"
             )
         if variable.kind == "classes":
-            interpret = partial(_interpret_classes, variable.weights.copy(), statistics.weight)
+            interpret = partial(interpretation_of_classes, variable.weights.copy())
         else:
-            interpret = partial(_interpret_columns, variable.copy(), statistics.weight)
-        interpretations.append(interpret)
+            interpret = partial(_interpret_columns, variable.copy())
+        interpretations.append(partial(interpret, statistics.weight))
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     return Span(list(map(str, selection)), rows, list(map(len, blocks)), interpretations)
 
 
-def _interpret_classes(weights: Float, total: float) -> Interpretation:
+def interpretation_of_classes(weights: Float, total: float) -> Interpretation:
     """Return the interpretation of a class-coded variable, from the weights of its classes."""
-    # The span has one row for each class other than the most frequent class: the covariance of x
-    # with the class indicator, scaled to unit standard deviation. `Interpretation.whitener` follows
-    # from two facts. The class indicators divided by sqrt(p), where p is the fraction of the class,
-    # are orthonormal, and the covariances of x with all indicators sum to zero.
+    # The span has one row per class but the most frequent one: the covariance of x with the class
+    # indicator, scaled to unit standard deviation. The whitener follows from two facts: indicators
+    # divided by sqrt(p), for the fraction p of the class, are orthonormal, and the covariances of x
+    # with all indicators sum to zero.
     p = weights[weights > 0] / weights.sum()
     most_frequent, rarest = int(np.argmax(p)), float(p.min())
     others = np.delete(p, most_frequent)
@@ -148,10 +145,7 @@ def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     """Return the span of explicit directions, the columns of a (d, k) array, scaled to norm 1."""
     width, count = len(variances), array.shape[1]
     if len(array) != width:
-        raise InputError(
-            f"keep has shape {array.shape}; directions are the columns of an array of shape "
-            f"({width}, k)"
-        )
+        raise InputError(f"keep has shape {array.shape}; directions are columns of ({width}, k)")
     rows = np.array(array.T, dtype=np.float64, order="C")  # a copy, which is scaled below
     largest = np.abs(rows).max(axis=1, keepdims=True)
     if not np.isfinite(largest).all():
@@ -163,9 +157,8 @@ def _directions(variances: Float, array: NDArray[Any], whitened: bool) -> Span:
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
     rows /= largest
-    # Ranks refer to features in units of their standard deviations, or, if x is not whitened, of
-    # the total standard deviation of x. The norm does, too. It excludes constant features, which
-    # the projection does not change.
+    # Norms, like ranks, refer to features in units of their standard deviations, or, if x is not
+    # whitened, of the total standard deviation of x. Constant features are excluded.
     units = np.sqrt(variances if whitened else np.full(width, variances.sum()))
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)

@@ -1,9 +1,8 @@
 """Tolerances of a solve: all rules for rounding errors and ranks.
 
-All thresholds apply to features and labels scaled to unit standard deviation, so that none depends
-on the units. A span is a cross-covariance Cov(x, v) of x with a variable v, one row per column of
-v; its rank is the number of singular values above `max(noise, relative * largest)`. S is the
-covariance that is factored.
+Thresholds apply to features and labels scaled to unit standard deviation, whatever their units. A
+span is a cross-covariance Cov(x, v), one row per column of v; its rank is the number of singular
+values above `max(noise, relative * largest)`. S is the covariance that is factored.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
-# Features with a standard deviation below this fraction of |mean| count as constant. The fraction
-# exceeds the relative rounding error of a mean for any practical number of rows, and is far smaller
-# than the standard deviation of a float32 feature that varies by one unit in the last place.
+# Features with a standard deviation below this fraction of |mean| count as constant. It exceeds the
+# rounding error of a mean of any practical number of rows, and is far below a float32 feature that
+# varies by one unit in the last place.
 CONSTANT = spans.CONSTANT_ROUNDINGS * EPS
 
-# An amplification above this value causes a warning. Distances between rows grow by up to the
-# amplification, so that float32 rows lose more than half of their digits.
+# An amplification above this value causes a warning: float32 rows lose more than half of their
+# digits.
 AMPLIFICATION = 1e4
 
 # A sensitivity above this value causes a warning: rounding x to float32 then changes the erased
@@ -34,15 +33,13 @@ SENSITIVITY = 1e-3
 # projection.
 OBLIQUE = 10.0
 
-# Features with a standard deviation below this fraction of the root mean square standard deviation
-# count as constant. Features in units as different as 1e-12 and 1e12 have a ratio of 1e-24; the
-# other factor of 100 allows for features that vary unequally in the same unit.
+# Features with a standard deviation below this fraction of the root mean square one count as
+# constant: units of 1e-12 and 1e12 have a ratio of 1e-24, and features vary unequally in one unit.
 MIN_SCALE = 1e-26
 
-# A part of the whitened spans counts as rounding error if its fraction of their squared norm is
-# below this value. For example, rows after a layer norm lie in a hyperplane up to rounding. Along
-# the normal of the hyperplane, their covariance with the labels is below this value, and erasing
-# it adds no distortion.
+# A part of the whitened spans counts as rounding error below this fraction of their squared norm.
+# Example: rows after a layer norm lie in a hyperplane up to rounding; their covariance with labels
+# along its normal is below this value, and erasing it adds no distortion.
 NOISE_FRACTION = 1e-7
 
 
@@ -66,12 +63,10 @@ def eigenvalue(d: int, roundoff: float) -> float:
 
 def erased_rounding(deviations: Float, roundoff: float) -> Float:
     """Return the rounding error of the standard deviations of erased features, (d,)."""
-    # A feature of the erased rows with a smaller standard deviation is rounding error of the
-    # eraser. The value is the maximum of three bounds: sqrt(`eigenvalue`) times the standard
-    # deviation of the feature before erasure; 4 EPS32 times the same standard deviation, because
-    # float32 rounds every feature; and 4 EPS32 times the root mean square of all standard
-    # deviations, because an eraser in float32 adds multiples of the other features. The factor 4 is
-    # a safety margin.
+    # A feature with a smaller standard deviation is rounding error of the eraser. Three bounds:
+    # sqrt(`eigenvalue`) and 4 EPS32 times the deviation before erasure, because float32 rounds
+    # every feature; and 4 EPS32 times the root mean square of all deviations, because an eraser in
+    # float32 adds multiples of the other features. The factor 4 is a safety margin.
     single = max(eigenvalue(len(deviations), roundoff) ** 0.5, 4.0 * EPS32)
     mixed = 4.0 * EPS32 * float(np.mean(deviations**2)) ** 0.5
     return np.asarray(np.maximum(single * deviations, mixed))
@@ -79,27 +74,25 @@ def erased_rounding(deviations: Float, roundoff: float) -> Float:
 
 def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
     """Return the rounding error of the eigenvalues of the correlation matrix of k label columns."""
-    # Squares of the columns are summed about a reference point. `cancelled` is the largest ratio of
-    # the mean square of a column about the reference point to its variance. The rounding error of a
-    # sum of n squares is about sqrt(n) eps.
+    # A sum of n squares about a reference point has an error of about sqrt(n) eps. `cancelled` is
+    # the largest ratio of the mean square of a column about that point to its variance.
     return float(16.0 * EPS * k * n_rows**0.5 * cancelled)
 
 
 def noise(variance: float, smallest: float = 1.0) -> float:
     """Return the rounding error of spans, due to the rounding of sums."""
-    # `variance` is the sum of the variances of x: the number of features d, if they are whitened. A
-    # sum of d terms of order one has an error of a few sqrt(d) eps. Whitening amplifies this error
-    # by at most 1 / sqrt(smallest), where `smallest` is the smallest eigenvalue of S.
+    # A sum of d terms of order one has an error of a few sqrt(d) eps, where d = `variance` is the
+    # sum of the variances of x. Whitening amplifies it by at most 1 / sqrt(smallest eigenvalue).
     return float(16.0 * EPS * (variance / smallest) ** 0.5)
 
 
 def row_rounding(error: float, deviation: float, smallest: float, n_rows: int) -> float:
     """Return the rounding error of spans Cov(x, z) of rows that were rounded to their dtype."""
-    # The rounding error of an entry x is at most eps |x| / 2, where eps belongs to the dtype. The
-    # error of Cov(x, z), the mean of n such errors, is eps sqrt(E|x|^2 / n) / 2. Whitening
-    # amplifies this error by at most 1 / sqrt(smallest). The factor 8 is a safety margin. The
-    # result is at most a hundredth of sqrt(E|x - mean|^2 / n), the norm of the span for labels
-    # independent of x, so that no association above the chance level counts as rounding error.
+    # The error of an entry x is at most eps |x| / 2, with eps of the dtype, and that of Cov(x, z),
+    # the mean of n such errors, eps sqrt(E|x|^2 / n) / 2, times 1 / sqrt(smallest) by whitening.
+    # The factor 8 is a safety margin. The result is at most a hundredth of
+    # sqrt(E|x - mean|^2 / n), the norm of the span for labels independent of x, so that no
+    # association above the chance level counts as rounding error.
     return float(min(4.0 * error / smallest**0.5, 0.01 * deviation) / n_rows**0.5)
 
 
@@ -111,8 +104,7 @@ def relative(d: int, rank_tol: float | str) -> float:
 
 def residual(d: int, spread: float, size: float) -> float:
     """Return the bound 8 d eps q |P|^2 of the rounding error of a constraint."""
-    # The error is relative to the norm of the cross-covariance. d is the length of the sums, and
-    # the factor 8 exceeds the number of steps of the computation. q = `spread` is the condition
-    # number of the whitened cross-covariances. |P| = `size` is the spectral norm of the map for
-    # features scaled to unit standard deviation; a norm below 1 counts as 1.
+    # Relative to the norm of the cross-covariance: d is the length of the sums, and 8 exceeds the
+    # number of steps. q = `spread` is the condition number of the whitened cross-covariances, and
+    # |P| = `size`, at least 1, the spectral norm for features of unit standard deviation.
     return 8.0 * d * EPS * spread * max(1.0, size) ** 2

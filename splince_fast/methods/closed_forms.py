@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from splince_fast._solve.options import Options
-from splince_fast._solve.selection import Selection, kept_of, names_of
+from splince_fast._solve.selection import Kept, Selection, kept_of, names_of
 from splince_fast.exceptions import InputError
+from splince_fast.labels import VariableName
 from splince_fast.methods.fit import MethodCall
 from splince_fast.methods.folds import eraser_of_folds
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.statistics import Factored, check_moments
 from splince_fast.projection import Projection
+
+_DEFAULTS = Options()
 
 
 def splince(
@@ -44,42 +48,38 @@ def splince(
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Moments of x and of the variables. :meth:`Moments.factored` factors Cov(x) once for several
-        erasers. For folds, the report includes the effect on held-out rows.
+        Moments of x and of the variables. For folds, the report includes the effect on held-out
+        rows.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
-        Variables whose covariance with x is preserved exactly; or directions y_j such that
-        P y_j = y_j.
+        Variables whose covariance with x stays exact; or directions y_j such that P y_j = y_j.
     max_amplification : float, optional
         Drop the kept directions whose angle to the erased span has 1 / sin(angle) above this value.
     on_infeasible : {"raise", "drop"}
-        Raise InfeasibleError if kept directions lie in the erased span, or drop them with a
-        warning.
+        Raise InfeasibleError, or drop the kept directions that lie in the erased span, and warn.
     null_space : {"keep", "drop"}
-        Leave the component of x - E x orthogonal to the support of x unchanged, or set it to 0, as
-        the formula in the paper does. On the fitted rows, the results agree.
+        Leave the component of x - E x off the support of x unchanged, or set it to 0, as the
+        formula in the paper does; the fitted rows have none.
     shrinkage : float in [0, 1], "oas" or "cv", optional
-        Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored instead of Cov(x); the
-        constraints remain exact. "oas" is the oracle approximating shrinkage of Chen, Wiesel, Eldar
-        and Hero (2010). "cv", for folds, selects 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 or "oas" by the
-        distortion of held-out rows.
+        Intensity a: (1 - a) Cov(x) + a (tr Cov(x) / d) I is factored; the constraints remain exact.
+        "oas" is the oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010). "cv",
+        for folds, selects 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 or "oas" by the distortion of held-out
+        rows.
     rank_tol : "auto" or float in [0, 1)
-        Singular values of the concept below this value times the largest are ignored. "auto"
-        ignores those at the rounding level.
+        Ignore singular values of the concept below this value times the largest; "auto" ignores
+        those at the rounding level.
     solver : {"auto", "cholesky", "eigh"}
-        Factorisation of Cov(x). "auto" is Cholesky unless Cov(x) is rank deficient at its rounding
-        level.
+        Factorisation of Cov(x). "auto" is Cholesky, or "eigh" if Cov(x) is rank deficient.
     strength : float in [0, 1]
         Fraction b that is restored of X = Cov(x, y) - P_LEACE Cov(x, y), the covariance that LEACE
-        removes: P_b = (1 - b) P_LEACE + b P and P_b Cov(x, y) = Cov(x, y) - (1 - b) X. The
-        distortion in addition to that of LEACE is multiplied by b^2. 0 is LEACE.
+        removes: P_b = (1 - b) P_LEACE + b P. The distortion in addition to that of LEACE is
+        multiplied by b^2. 0 is LEACE.
     refine : Source or iterable of blocks, optional
-        The accumulated rows, for extra passes; only for moments made with
-        ``covariance_type="diag"``. Each pass takes O(n d k) for k columns, and never increases the
-        distortion, which is then exact.
+        The accumulated rows, for extra passes with ``covariance_type="diag"``. Each pass takes
+        O(n d k) for k columns, and never increases the distortion, which is then exact.
     passes : int
-        Number of passes over `refine`. With more passes, the distortion tends to its minimum.
+        Number of passes over `refine`; the distortion tends to its minimum.
 
     Returns
     -------
@@ -93,8 +93,7 @@ def splince(
     InfeasibleError
         Kept directions lie in the erased span.
     NotEnoughDataError, InputError
-        The moments have no rows; a parameter is out of range, or the rows of `refine` are not the
-        accumulated rows.
+        The moments have no rows; a parameter is out of range, or `refine` has other rows.
 
     Warns
     -----
@@ -106,13 +105,12 @@ def splince(
     PrecisionWarning
         An amplification above 1e4; a residual above its bound, or a bound of 1 or more; an
         association with directions at the rounding level (for SAL: with features far smaller than
-        others); or a sensitivity (:class:`Report`) above 1e-3 and above 10 times that of an
-        orthogonal projection of the same rank.
+        others); or a sensitivity (:class:`Report`) above 1e-3.
     ManyClassesWarning
-        An erased integer variable with more than 24 classes and no entry in ``kinds=``, which may
-        be a quantity, takes half of the rank or of the variance of x; or all of x is erased.
+        An integer variable with more than 24 classes, which may be a quantity, takes half of the
+        rank or of the variance of x; or all of x is erased.
     LabelFeatureWarning
-        A feature equals a variable, up to offset, scale and coding of classes: x contains a label.
+        A feature equals a variable, up to offset, scale and coding of classes.
 
     Examples
     --------
@@ -121,7 +119,7 @@ def splince(
     >>> rng = np.random.default_rng(0)
     >>> z = rng.integers(0, 2, size=1000)
     >>> y = np.where(rng.random(1000) < 0.8, z, 1 - z)
-    >>> X = rng.normal(size=(1000, 8)) + z[:, None] * np.eye(8)[0] + y[:, None] * np.eye(8)[1]
+    >>> X = rng.normal(size=(1000, 8)) + np.outer(z, np.eye(8)[0]) + np.outer(y, np.eye(8)[1])
     >>> moments = sf.Moments().update(X, {"z": z, "y": y})
     >>> eraser = sf.splince(moments, erase="z", keep="y")
     >>> after = sf.Moments().update(eraser(X), {"z": z, "y": y})
@@ -157,9 +155,7 @@ def leace(
 
     Parameters
     ----------
-    moments, erase
-        As for :func:`splince`.
-    null_space, shrinkage, rank_tol, solver, refine, passes
+    moments, erase, null_space, shrinkage, rank_tol, solver, refine, passes
         As for :func:`splince`.
 
     Examples
@@ -187,20 +183,15 @@ def sal(
 ) -> Projection:
     """Erase variables by the projection onto the orthogonal complement of colsp(Cov(x, z)).
 
-    This is spectral attribute removal, P = I - Q Q^T with Q = orth(Cov(x, z)), without whitening
-    (Shao, Ziser and Cohen, "Gold doesn't always glitter", EACL 2023). With `keep`, P is the oblique
-    projection with the null space colsp(Cov(x, z)) and P Cov(x, y) = Cov(x, y). Unlike LEACE and
-    SPLINCE, the result depends on the units of the features. Errors and warnings are those of
-    :func:`splince`.
+    Spectral attribute removal, P = I - Q Q^T with Q = orth(Cov(x, z)), without whitening (Shao,
+    Ziser and Cohen, "Gold doesn't always glitter", EACL 2023). With `keep`, P is the oblique
+    projection with the same null space and P Cov(x, y) = Cov(x, y). The result depends on the units
+    of the features. Errors and warnings are those of :func:`splince`.
 
     Parameters
     ----------
-    moments, erase
-        As for :func:`splince`.
-    keep : str, tuple or list of them, or array of shape (d, k), optional
-        Variables whose covariance with x is preserved, or directions.
-    max_amplification, on_infeasible, rank_tol
-        As for :func:`splince`.
+    moments, erase, keep, max_amplification, on_infeasible, rank_tol
+        As for :func:`splince`; without `keep`, nothing is kept.
 
     Examples
     --------
@@ -222,16 +213,13 @@ def mean_projection(
 ) -> Projection:
     """Erase classes by the orthogonal projection that equates the class means.
 
-    For a binary concept, the eraser is the projection along the difference of the two class means
-    (Haghighatkhah et al., "Better hit the nail on the head than beat around the bush", 2022). The
-    result equals that of :func:`sal` for class-coded variables, because the differences of the
-    class means span colsp(Cov(x, z)).
+    For a binary concept, P projects along the difference of the two class means (Haghighatkhah et
+    al., "Better hit the nail on the head than beat around the bush", 2022). The result equals that
+    of :func:`sal` for classes, because the differences of their means span colsp(Cov(x, z)).
 
     Parameters
     ----------
-    moments, erase
-        As for :func:`splince`.
-    rank_tol
+    moments, erase, rank_tol
         As for :func:`splince`.
 
     Raises
@@ -260,13 +248,16 @@ def eraser_of(
     passes: int = 1, **fields: Any,
 ) -> Projection:  # fmt: skip
     """Return the eraser of a method; `fields` are further fields of :class:`MethodCall`."""
-    check_moments(moments)
+    if type(moments) is not Moments:
+        check_moments(moments)
+    if any(map(is_not, options, _DEFAULTS)):
+        options.checked()
     refinement = None
     if refine is not None or passes != 1 or type(passes) is not int:
         refinement = Refinement.of(refine, passes)
-    call = MethodCall(
-        method, names_of(erase, "erase"), kept_of(keep), options, refinement=refinement, **fields
-    )
+    erased: list[VariableName] = [erase] if isinstance(erase, str) else names_of(erase, "erase")
+    kept: Kept = [keep] if isinstance(keep, str) else kept_of(keep)
+    call = MethodCall(method, erased, kept, options, refinement=refinement, **fields)
     # `isinstance(moments, Folds)` is slow, because `Folds` is an abstract Sequence.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return call.fit(moments)

@@ -5,21 +5,22 @@ A span is a cross-covariance of x with labels, one row per label column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels.factor import STATUS_OK
+from splince_fast import exceptions as errors
+from splince_fast import report as reports
+from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._kernels.spans import largest_correlation
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import abbreviated
-from splince_fast._solve.factor import Factor
+from splince_fast._solve import tolerances
 from splince_fast._solve.held_out import Noise, equal_noise
 from splince_fast._solve.oblique import (
     Solution,
@@ -33,43 +34,20 @@ from splince_fast._solve.oblique import (
 )
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Kept, Span, span_of
-from splince_fast._solve.tolerances import (
-    AMPLIFICATION,
-    CONSTANT,
-    NOISE_FRACTION,
-    OBLIQUE,
-    SENSITIVITY,
-)
-from splince_fast.exceptions import (
-    DroppedDirectionsWarning,
-    InfeasibleError,
-    InputError,
-    LabelError,
-    LabelFeatureWarning,
-    ManyClassesWarning,
-    NothingErasedWarning,
-    PrecisionWarning,
-    SplinceError,
-    UnseenRowsWarning,
-)
 from splince_fast.labels import VariableName
-from splince_fast.methods.label_features import LEAST_CORRELATION, texts_on_labels
+from splince_fast.methods.label_columns import LEAST_CORRELATION, texts_on_labels
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Moments
 from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.moments.variables import ClassSums
 from splince_fast.projection import Projection
-from splince_fast.report import (
-    DiagonalCovariance,
-    FitValues,
-    Report,
-    Sampling,
-    build_report,
-    largest_change,
-)
 
 Float = NDArray[np.float64]
-Warnings: TypeAlias = list[tuple[type[Warning], str]]
+# E|P x - x|^2 of the eraser and of LEACE, and the expected excess over the minimum by sampling,
+# relative to it; None if not known.
+Distortions: TypeAlias = tuple[float | None, float | None, float | None]
+Completion: TypeAlias = Callable[[reports.Report], reports.Report] | None
+NoiseValues: TypeAlias = tuple[Noise | None, tuple[float, int, int]]
 
 # The warning about sensitivity to rounding names the features whose column norm in P - I is at
 # least _AMPLIFYING times the largest. It advises the intensity _SHRINKAGE, and centring if |mean|
@@ -80,9 +58,8 @@ FEW_ROWS = 2.0
 # Integer labels with more distinct values may be quantities; digits, months and hours have at most
 # this number.
 _MAX_CLASSES = 24
-# A computed variance of 0 has two causes. Let c be the largest covariance of the feature with a
-# label. The feature is constant if c is at most _ROUNDING * |mean|; otherwise, the variance
-# underflowed if c is below _UNDERFLOW.
+# A variance of 0 has underflowed if the largest covariance of the feature with a label is below
+# _UNDERFLOW, but above _ROUNDING * |mean|; otherwise the feature is constant.
 _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
 
 
@@ -115,16 +92,22 @@ class MethodCall(NamedTuple):
     part: Callable[[Factor, Float], Float] | None = None
 
     def with_shrinkage(self, shrinkage: float | str | None) -> MethodCall:
-        return self._replace(options=replace(self.options, shrinkage=shrinkage))
+        return self._replace(options=self.options._replace(shrinkage=shrinkage))
 
     def solve(self, stats: Statistics, factor: Factor | None = None) -> Solved:
         """Compute the eraser, without report or warnings, from a factor of Cov(x) if passed."""
         options, whitened = self.options, self.whitened
-        if self.classes_only:
-            _refuse_continuous(stats, self.erase)
+        for name in self.erase if self.classes_only else ():
+            if not isinstance(stats.variable(name), ClassSums):
+                raise errors.LabelError(
+                    f"the variable {name!r} is continuous and has no class means; use sal, or "
+                    f"accumulate it with kinds={{{name!r}: 'classes'}}"
+                )
         span_z = span_of(stats, self.erase, "erase", whitened)
         span_y = span_of(stats, self.keep, "keep", whitened)
-        shrinkage, gain = stats.intensity(options) if whitened else 0.0, None
+        shrinkage, gain = stats.shrinkage if whitened else 0.0, None
+        if whitened and (options.shrinkage is not None or stats.is_diagonal):
+            shrinkage = stats.intensity(options)
         if self.refinement is not None:
             factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
         elif factor is None:
@@ -137,16 +120,15 @@ class MethodCall(NamedTuple):
             raise_failure(solution, span_z.names, span_y.names, self.method, options.solver)
         if options.strength != 1:
             solution = with_strength(factor, solution, removed, span_y.rows, options)
-        left, right = with_null_space(solution, span_y.rows)
+        left, right = solution.left, solution.right
+        if solution.null_basis is not None:
+            left, right = with_null_space(solution, span_y.rows)
         if self.part is not None:  # the report is about the variables
-            whole, kept = factor.whiten(span_z.rows), solution.whitened[len(removed) :]
-            whitened_spans = np.concatenate([whole, kept])
-            solution = solution._replace(whitened=whitened_spans, off_support=None)
+            spans = factor.whiten(span_z.rows), solution.whitened[len(removed) :]
+            solution = solution._replace(whitened=np.concatenate(spans), off_support=None)
         return Solved(left, right, stats.mean, solution, factor, shrinkage, span_z, span_y, gain)
 
-    def fit(
-        self, moments: Moments | Factored, complete: Callable[[Report], Report] | None = None
-    ) -> Projection:
+    def fit(self, moments: Moments | Factored, complete: Completion = None) -> Projection:
         """Return the eraser with its report; warnings are issued and included in the report."""
         # `complete` is applied to the report when the report is first read.
         if self.refinement is not None and isinstance(moments, Moments):
@@ -155,181 +137,162 @@ class MethodCall(NamedTuple):
             return self.eraser(stats, complete)
 
     def eraser(
-        self,
-        stats: Statistics,
-        complete: Callable[[Report], Report] | None = None,
-        factor: Factor | None = None,
+        self, stats: Statistics, complete: Completion = None, factor: Factor | None = None
     ) -> Projection:
         """Return the eraser as `fit` does, with a factor of Cov(x) if passed."""
         try:
             solved = self.solve(stats, factor)
-        except InfeasibleError as error:
+        except errors.InfeasibleError as error:
             kept = self.keep if isinstance(self.keep, list) else []
             causes = _quantities(stats, [*self.erase, *kept], "")
             error.args = (". ".join([*causes, str(error)]),)
             raise
-        left, right, mean, solution, _, shrinkage, span_z, span_y, gain = solved
+        left, right, mean, solution, _, shrinkage, *_, gain = solved
         sample = stats.sample if self.whitened else None
-        distortion, distortion_leace, excess = _distortions(stats, solved, self.options)
+        distortions: Distortions = solution.distortion, solution.distortion_leace, None
+        if shrinkage or solution.solver != "cholesky" or stats.sample is not None:
+            distortions = _distortions(stats, solved, self.options)
+        distortion, distortion_leace, excess = distortions
         # With a subsample, `solution.variance` is that of the factored estimate of Cov(x);
         # `stats.variances` uses all rows.
         variance = solution.variance if sample is None else float(stats.variances.sum())
         effect, norm = sensitivity(left, right, mean, variance)
-        sensitive = ""
-        if effect > SENSITIVITY and norm > OBLIQUE * len(left) ** 0.5:
-            sensitive = self._sensitivity_text(stats, solved, effect, refit=factor is None)
-        warnings = self._many_classes(stats, solution, variance, distortion)
-        warnings += self._failed_checks(stats, solved, sensitive, held_out=complete is not None)
-        for role, names, span in (("erase", self.erase, span_z), ("keep", self.keep, span_y)):
-            # A feature that numbers three or more classes may correlate with no single indicator.
-            if isinstance(names, list) and (role == "keep" or solution.rank_z):
-                largest = largest_correlation(span.rows, stats.variances)
-                if largest > LEAST_CORRELATION or max(span.counts) > 1:
-                    texts = texts_on_labels(stats, names, span, role)
-                    warnings += [(LabelFeatureWarning, text) for text in texts]
-        for category, text in warnings:
+        found = list(self._checks(stats, solved, variance, distortion, complete is not None))
+        if effect > tolerances.SENSITIVITY and norm > tolerances.OBLIQUE * len(left) ** 0.5:
+            text = self._sensitivity_text(stats, solved, effect, refit=factor is None)
+            found.append((errors.PrecisionWarning, text))
+        for category, text in found:
             warn(text, category)
-        noises = None
-        if self.options.rank_tol == "auto" and self.part is None:  # else, part is left
-            noises = self._noises(stats, solved)
         passes = None if self.refinement is None else self.refinement.passes
-        fit = FitValues(
+        fit = reports.FitValues(
             self.method, stats.n_rows, stats.weight, shrinkage, self.whitened,
-            distortion, distortion_leace, tuple(text for _, text in warnings), variance,
-            None if sample is None else Sampling(sample.n_rows, excess),
-            DiagonalCovariance(passes, gain) if stats.is_diagonal else None,
+            distortion, distortion_leace, tuple(text for _, text in found), variance,
+            None if sample is None else reports.Sampling(sample.n_rows, excess),
+            reports.DiagonalCovariance(passes, gain) if stats.is_diagonal else None,
             effect, (), float(self.options.strength), stats.feature_names,
         )  # fmt: skip
-        report = partial(_report, fit, solution, span_z, span_y, left, right, noises, complete)
+        report = partial(_report, fit, solved, self._noises(stats, solved), complete)
         return Projection._make(
             left, right, mean, method=self.method, report=report, feature_names=fit.feature_names
         )
 
-    def _noises(self, stats: Statistics, solved: Solved) -> list[partial[Noise]]:
-        """Return functions that compute the sampling noise of Cov(x, z), per erased variable z."""
+    def _noises(self, stats: Statistics, solved: Solved) -> list[NoiseValues]:
+        """Return the sampling noise of Cov(x, z) of each erased z, or values for its model."""
+        if self.options.rank_tol != "auto" or self.part is not None:  # part is left
+            return []
         rank, solver = solved.solution.rank_covariance, solved.solution.solver
         approximate = stats.sample is not None or stats.is_diagonal
         if solver == "none" or approximate or rank >= stats.n_rows - 1:
             rank = int(np.count_nonzero(stats.variances))  # rank of Cov(x) with enough rows
-        unshrunk = solved.factor if self.whitened and not solved.shrinkage else None
-        by_class, noises = stats.class_noise(self.erase, unshrunk), []
+        by_class, values = stats.noise, []
+        if stats.parameters.by is not None:
+            unshrunk = solved.factor if self.whitened and not solved.shrinkage else None
+            by_class = stats.class_noise(self.erase, unshrunk)
         for name in self.erase:
             variable = stats.variable(name)
             columns = variable.n_columns
             if isinstance(variable, ClassSums):
                 columns = int(np.count_nonzero(variable.weights))
                 columns = 1 if columns == 2 else columns
-            noises.append(
-                partial(by_class.__getitem__, name)
-                if name in by_class
-                else partial(equal_noise, variable.weight, columns, rank)
-            )
-        return noises
+            values.append((by_class.get(name), (variable.weight, columns, rank)))
+        return values
 
-    def _many_classes(
-        self, stats: Statistics, solution: Solution, variance: float, distortion: float | None
-    ) -> Warnings:
-        """Return warnings of erased integers with many classes, or of the loss of all of x."""
+    def _checks(
+        self, stats: Statistics, solved: Solved, variance: float, distortion: float | None,
+        held_out: bool,
+    ) -> Iterator[tuple[type[Warning], str]]:  # fmt: skip
+        """Yield warnings of labels, empty or incomplete erasure, dropped directions, few rows."""
+        _, _, _, solution, _, _, span_z, span_y, _ = solved
+        options = self.options
         rank, rank_z = solution.rank_covariance, solution.rank_z
+        bound = tolerances.residual(len(stats.mean), solution.spread, solution.size)
         changed = 0.0 if distortion is None or not variance > 0.0 else distortion / variance
-        if not rank_z or variance <= 0.0 or (2 * rank_z < rank and changed <= 0.5):
-            return []
-        fraction = "" if distortion is None else f" and {changed:.0%} of its variance"
-        effect = f", and erasing takes {rank_z} of {rank} dimensions of x{fraction}"
-        texts = [] if self.classes_only else _quantities(stats, self.erase, effect)
-        kinds = stats.parameters.kinds
-        if not texts and rank_z == rank > 1 and any(name not in kinds for name in self.erase):
-            texts.append(
-                f"erasing {listed(map(str, self.erase))} removes all {rank} dimensions in which x "
-                "varies; erase other variables than identifiers, merge classes, or silence this "
-                "warning by kinds="
+        if rank_z and variance > 0.0 and (2 * rank_z >= rank or changed > 0.5):
+            fraction = "" if distortion is None else f" and {changed:.0%} of its variance"
+            effect = f", and erasing takes {rank_z} of {rank} dimensions of x{fraction}"
+            texts = [] if self.classes_only else _quantities(stats, self.erase, effect)
+            kinds = stats.parameters.kinds
+            if not texts and rank_z == rank > 1 and any(name not in kinds for name in self.erase):
+                texts.append(
+                    f"erasing {listed(map(str, self.erase))} removes all {rank} dimensions in "
+                    "which x varies; erase other variables than identifiers, merge classes, or "
+                    "silence this warning by kinds="
+                )
+            for text in texts:
+                yield errors.ManyClassesWarning, text
+        erased, kept = span_z.names, span_y.names
+        if not rank_z:
+            text = f"all features of x are constant, without association with {listed(erased)}"
+            remedy = "check the rows"
+            if rank and solution.variance:
+                text = (
+                    f"x has no linear association with {listed(erased)} above rounding "
+                    f"({solution.noise:.1e} in units of correlation)"
+                )
+                remedy = "check that labels and rows are in the same order"
+            yield errors.NothingErasedWarning, f"nothing was erased: {text}; {remedy}"
+        if solution.dropped:
+            cut = options.max_amplification
+            why = "up to rounding" if cut is None else f"amplification above {cut:g}"
+            text = (
+                f"{solution.dropped} of {solution.rank_y} direction(s) of {listed(kept)} were "
+                f"dropped, too close to {listed(erased)} ({why}); the report shows the residual of "
+                "each variable"
             )
-        return [(ManyClassesWarning, text) for text in texts]
-
-    def _failed_checks(
-        self, stats: Statistics, solved: Solved, sensitive: str, *, held_out: bool
-    ) -> Warnings:
-        """Return warnings of empty or incomplete erasure, dropped directions, and few rows."""
-        solution, options, span_z = solved.solution, self.options, solved.span_z
-        rank, rank_z, bound = solution.rank_covariance, solution.rank_z, solution.bound
-        residual, amplification = max(solution.residual_z, solution.residual_y), 1.0
-        if solution.amplification > AMPLIFICATION:
-            amplification = largest_change(solution.amplification, options.strength)
+            yield errors.DroppedDirectionsWarning, text
+        amplification = 1.0
+        if solution.amplification > tolerances.AMPLIFICATION:
+            amplification = reports.largest_change(solution.amplification, options.strength)
+        if amplification > tolerances.AMPLIFICATION:
+            text = (
+                f"{listed(kept)} nearly lies in the span of {listed(erased)}: rows are moved up to "
+                f"{amplification:.1e} times as far as without kept variables; pass "
+                "max_amplification= (for example 100), keep fewer variables, or use leace"
+            )
+            yield errors.PrecisionWarning, text
+        residual = max(solution.residual_z, solution.residual_y)
+        if rank_z and (bound >= 1 or residual > bound):
+            text = (
+                f"rounding errors may undo the erasure: residual {residual:.1e}, bound "
+                f"{bound:.1e}; pass shrinkage=1e-6, or limit max_amplification="
+            )
+            yield errors.PrecisionWarning, text
+        squares = np.zeros((1, 0))
+        if solution.admitted:  # the first coordinates; explicit directions may lie off the support
+            rows = len(span_z.rows) if isinstance(self.keep, np.ndarray) else None
+            squares = solution.whitened[:rows] ** 2
+        if squares[:, : solution.admitted].sum() > tolerances.NOISE_FRACTION * squares.sum():
+            text = (
+                f"x varies by less than its rounding level in {solution.admitted} direction(s) "
+                "that covary with the labels; drop copies of features, or pass shrinkage=1e-6"
+            )
+            yield errors.PrecisionWarning, text
         remaining = 0.0
         if not self.whitened and rank_z and options.rank_tol == "auto":
             remaining = _remaining_in_small_features(stats, solution, span_z.rows)
+        if remaining**2 > tolerances.NOISE_FRACTION:
+            text = (
+                f"{remaining:.2%} of the covariance with {listed(erased)} is left, in features far "
+                "smaller than others; scale all features to similar variances, or use leace, which "
+                "does not depend on their units"
+            )
+            yield errors.PrecisionWarning, text
         few_rows = stats.n_rows < FEW_ROWS * rank or 0 < stats.n_rows - 1 <= rank
-        estimated = self.whitened and not solved.shrinkage
-        estimated = estimated and stats.sample is None and not stats.is_diagonal
-        checks: tuple[tuple[object, type[Warning], str], ...] = (
-            (
-                not rank_z and not (rank and solution.variance),
-                NothingErasedWarning,
-                "nothing was erased: all features of x are constant, without association with "
-                "{erased}; check the rows",
-            ),
-            (
-                not rank_z and rank and solution.variance,
-                NothingErasedWarning,
-                "nothing was erased: x has no linear association with {erased} above rounding "
-                "({solution.noise:.1e} in units of correlation); check that labels and rows are in "
-                "the same order",
-            ),
-            (
-                solution.dropped,
-                DroppedDirectionsWarning,
-                "{solution.dropped} of {solution.rank_y} direction(s) of {kept} were dropped, too "
-                "close to {erased} ({cut}); the report shows the residual of each variable",
-            ),
-            (
-                amplification > AMPLIFICATION,
-                PrecisionWarning,
-                "{kept} nearly lies in the span of {erased}: rows are moved up to "
-                "{amplification:.1e} times as far as without kept variables; pass "
-                "max_amplification= (for example 100), keep fewer variables, or use leace",
-            ),
-            (
-                rank_z and (bound >= 1 or residual > bound),
-                PrecisionWarning,
-                "rounding errors may undo the erasure: residual {residual:.1e}, bound {bound:.1e}; "
-                "drop columns that are combinations of others, pass shrinkage=1e-6, or limit "
-                "max_amplification=",
-            ),
-            (
-                solution.admitted and _is_admitted_part_large(solved),
-                PrecisionWarning,
-                "x varies by less than its rounding level in {solution.admitted} direction(s) that "
-                "covary with the labels; drop copies of features, accumulate in float64, or pass "
-                "shrinkage=1e-6",
-            ),
-            (
-                remaining**2 > NOISE_FRACTION,
-                PrecisionWarning,
-                "{remaining:.2%} of the covariance with {erased} is left, in features far smaller "
-                "than others; scale all features to similar variances, or use leace, which does "
-                "not depend on their units",
-            ),
-            (sensitive, PrecisionWarning, "{sensitive}"),
-            (
-                few_rows and estimated and not held_out,
-                UnseenRowsWarning,
-                "there are only {per_rank:.2g} rows per dimension of x (rank {rank}), so that the "
-                "eraser may change held-out rows far more than the fitted rows, and leave part of "
-                "the concept in them; add rows, pass shrinkage='oas', or use SAL",
-            ),
-        )
-        failed = [(category, text) for condition, category, text in checks if condition]
-        if not failed:
-            return []
-        cut = options.max_amplification
-        values = {
-            "erased": listed(span_z.names), "kept": listed(solved.span_y.names),
-            "solution": solution, "bound": bound, "residual": residual, "rank": rank,
-            "amplification": amplification, "remaining": remaining, "sensitive": sensitive,
-            "per_rank": stats.n_rows / max(rank, 1),
-            "cut": "up to rounding" if cut is None else f"amplification above {cut:g}",
-        }  # fmt: skip
-        return [(category, text.format(**values)) for category, text in failed]
+        approximate = solved.shrinkage or stats.sample is not None or stats.is_diagonal
+        if few_rows and self.whitened and not approximate and not held_out:
+            text = (
+                f"there are only {stats.n_rows / max(rank, 1):.2g} rows per dimension of x (rank "
+                f"{rank}): the eraser may change held-out rows far more than the fitted rows, and "
+                "leave part of the concept in them; add rows, pass shrinkage='oas', or use SAL"
+            )
+            yield errors.UnseenRowsWarning, text
+        for role, names, span in (("erase", self.erase, span_z), ("keep", self.keep, span_y)):
+            # A feature that numbers three or more classes may correlate with no single indicator.
+            if isinstance(names, list) and (role == "keep" or rank_z):
+                largest = largest_correlation(span.rows, stats.variances)
+                if largest > LEAST_CORRELATION or max(span.counts) > 1:
+                    for text in texts_on_labels(stats, names, largest, role):
+                        yield errors.LabelFeatureWarning, text
 
     def _sensitivity_text(
         self, stats: Statistics, solved: Solved, effect: float, *, refit: bool
@@ -344,7 +307,7 @@ class MethodCall(NamedTuple):
             if stats.factor is not None:  # a copy
                 remedies.append(f"moments.factored({_SHRINKAGE:g})")
             else:
-                with suppress(SplinceError):
+                with suppress(errors.SplinceError):
                     other = self.with_shrinkage(_SHRINKAGE).solve(stats)
                     lower, _ = sensitivity(other.left, other.right, other.mean, variance)
                     if lower < effect / 2:
@@ -362,11 +325,11 @@ class MethodCall(NamedTuple):
 
 
 def _report(
-    fit: FitValues, solution: Solution, span_z: Span, span_y: Span, left: Float, right: Float,
-    noises: list[partial[Noise]] | None, complete: Callable[[Report], Report] | None,
-) -> Report:  # fmt: skip
-    fit = fit._replace(noises=tuple(noise() for noise in noises or ()))
-    report = build_report(fit, solution, span_z, span_y, left, right)
+    fit: reports.FitValues, solved: Solved, noises: list[NoiseValues], complete: Completion
+) -> reports.Report:
+    left, right, _, solution, _, _, span_z, span_y, _ = solved
+    fit = fit._replace(noises=tuple(n or equal_noise(*values) for n, values in noises))
+    report = reports.build_report(fit, solution, span_z, span_y, left, right)
     return report if complete is None else complete(report)
 
 
@@ -388,20 +351,14 @@ def _quantities(stats: Statistics, names: Sequence[VariableName], effect: str) -
     return texts
 
 
-def _distortions(
-    stats: Statistics, solved: Solved, options: Options
-) -> tuple[float | None, float | None, float | None]:
-    """Return the distortions E|P x - x|^2 of the eraser and of LEACE, and its sampling excess."""
-    # Distortions are those under Cov(x), even if another matrix than Cov(x) was factored; None if
-    # not known. The excess is relative to the minimum, and an expectation.
+def _distortions(stats: Statistics, solved: Solved, options: Options) -> Distortions:
+    """Return the figures of `Distortions` under Cov(x), whatever matrix was factored."""
     solution, sample = solved.solution, stats.sample
     if solution.solver == "refined":  # its LEACE is the minimum over a subspace, not over all maps
         return solution.distortion, None, None
     if stats.is_diagonal:  # the variances do not determine it
         unknown = None if solution.rank_z else 0.0
         return unknown, unknown, None
-    if solution.solver == "cholesky" and not solved.shrinkage and sample is None:
-        return solution.distortion, solution.distortion_leace, None
 
     def measured(solution: Solution) -> tuple[float | None, float | None]:
         gram = stats.gram(solution.right)
@@ -418,17 +375,6 @@ def _distortions(
     return distortion, measured(leace)[0], excess
 
 
-def _is_admitted_part_large(solved: Solved) -> bool:
-    """Return whether the admitted directions hold more than rounding error of the spans."""
-    # The caller chose explicit directions, and needs no warning if they are off the support. The
-    # first coordinates of the whitened spans are the admitted directions.
-    solution, erased = solved.solution, solved.span_z.rows
-    directions = solved.span_y.names == ["directions"]
-    squares = solution.whitened[: len(erased) if directions else None] ** 2
-    is_large = squares[:, : solution.admitted].sum() > NOISE_FRACTION * squares.sum()
-    return bool(is_large and (not directions or solved.factor.admit(erased).admitted))
-
-
 def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:
     """Return the part |P Cov(x, z)| / |Cov(x, z)| that is left, for features of unit variance."""
     # Without whitening, ranks depend on the units of x. A direction that counts as rounding error
@@ -436,7 +382,7 @@ def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Fl
     if solution.rank_z == len(span):
         return 0.0
     deviations = np.sqrt(stats.variances)
-    varies = deviations > CONSTANT * np.abs(stats.mean)
+    varies = deviations > tolerances.CONSTANT * np.abs(stats.mean)
     remaining = span - (span @ solution.right.T) @ solution.left
     part, total = (
         float(np.linalg.norm(c[:, varies] / deviations[varies])) for c in (remaining, span)
@@ -444,24 +390,13 @@ def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Fl
     return part / total if total else 0.0
 
 
-def _refuse_continuous(stats: Statistics, erase: Sequence[VariableName]) -> None:
-    for name in erase:
-        if not isinstance(stats.variable(name), ClassSums):
-            raise LabelError(
-                f"the variable {name!r} is continuous and has no class means; use sal, or "
-                f"accumulate it with kinds={{{name!r}: 'classes'}}"
-            )
-
-
 def _refuse_underflow(stats: Statistics, span: Span) -> None:
     """Raise InputError if the variance of a feature underflowed, but not its covariance with z."""
-    # As |Cov(x, z)|^2 <= Var(x) Var(z), a variance of 0 has underflowed if the covariance is
-    # nonzero. A constant feature has no covariance above rounding error.
     covariance = np.abs(span.rows).max(axis=0, initial=0.0)
     varies = (stats.variances == 0.0) & (covariance > _ROUNDING * np.abs(stats.mean))
     features = np.flatnonzero(varies & (covariance < _UNDERFLOW))
     if len(features):
-        raise InputError(
+        raise errors.InputError(
             f"the squares of {len(features)} feature(s) "
             f"({abbreviated(features, stats.feature_names)}) underflow, but they vary with "
             f"{listed(span.names)}. Multiply these features by a power of 10, such as 1e150"

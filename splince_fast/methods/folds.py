@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.factor import Factor
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.rows import abbreviated
-from splince_fast._solve.factor import Factor
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceError, UnseenRowsWarning
@@ -32,12 +33,8 @@ Float = NDArray[np.float64]
 Pairs = Sequence[tuple[Statistics, Statistics]]  # statistics of the other folds, and of the fold
 
 # A warning is issued if the distortion of held-out rows exceeds that of fitted rows by this factor
-# and by this difference. Random differences are of the order of the removed fraction of the
-# variance.
-_WORSE, _EXCESS = 2.0, 0.02
-# A feature is weak if its standard deviation in the fitted rows is below this fraction of
-# its standard deviation in the held-out rows.
-_WEAK = 1e-2
+# and by this difference. A feature is weak below this fraction of its held-out deviation.
+_WORSE, _EXCESS, _WEAK = 2.0, 0.02, 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +45,8 @@ class FoldReport:
     ----------
     n_rows : int
         Number of rows of the fold.
-    distortion : float
-        E|r(x) - x|^2 over the fold, as a fraction of its total variance.
-    distortion_fitted : float
-        The same distortion over the rows that the eraser was fitted to.
+    distortion, distortion_fitted : float
+        E|r(x) - x|^2 over the fold and over the fitted rows, relative to the total variance.
     concept : float
         Remaining R^2 of the concept in the fold: the mean squared canonical correlation with r(x).
     chance : float
@@ -61,17 +56,6 @@ class FoldReport:
         None if nothing is kept.
     amplification : float
         Spectral norm of I - P for x whitened by the covariance of the fold.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import splince_fast as sf
-    >>> z = np.arange(400) % 2
-    >>> X = np.random.default_rng(0).normal(size=(400, 4)) + z[:, None]
-    >>> folds = sf.Folds(2).update(X, {"z": z})
-    >>> fold = sf.cross_report(folds, erase="z").folds[0]
-    >>> fold.kept is None, fold.concept < 0.1
-    (True, True)
     """
 
     n_rows: int
@@ -94,29 +78,15 @@ class CrossReport:
     folds : tuple of FoldReport
         Effect on each fold.
     shrinkage : float, str or None
-        Shrinkage of the fits; for ``"cv"``, the selected shrinkage.
+        Shrinkage of the fits; for ``"cv"``, the selected one.
     eraser : Projection
         Eraser fitted to all folds; its report contains the means over the folds.
     weak_features : tuple of int
-        Features whose standard deviation in the fitted rows is below 1 % of that in the held-out
-        fold, for at least one fold.
+        Features whose standard deviation in the fitted rows is below 1 % of that in some fold.
     rows_per_rank : float
-        Minimum over the fits of the number of fitted rows divided by the rank of the covariance.
-    remedies : tuple of (str, float)
-        Other settings with a smaller out-of-fold distortion, each with this distortion; empty
-        unless there is a warning.
-    warnings : tuple of str
-        Texts of the warnings.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import splince_fast as sf
-    >>> z = np.arange(400) % 2
-    >>> X = np.random.default_rng(0).normal(size=(400, 4)) + z[:, None]
-    >>> report = sf.cross_report(sf.Folds(2).update(X, {"z": z}), erase="z")
-    >>> report.method, len(report.folds), report.eraser.rank
-    ('LEACE', 2, 1)
+        Least number of fitted rows divided by the rank of their covariance.
+    remedies, warnings : tuple
+        Texts of the warnings, and settings with less distortion in the folds, each with it.
     """
 
     method: str
@@ -133,22 +103,10 @@ class CrossReport:
         """Distortion of the held-out rows, one value per fold."""
         return tuple(fold.distortion for fold in self.folds)
 
-    @property
-    def amplification(self) -> tuple[float, ...]:
-        """Amplification in the held-out rows, one value per fold."""
-        return tuple(fold.amplification for fold in self.folds)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the results as numbers, strings and lists that JSON can represent."""
-        return {
-            "method": self.method,
-            "folds": [dataclasses.asdict(fold) for fold in self.folds],
-            "shrinkage": self.shrinkage,
-            "weak_features": list(self.weak_features),
-            "rows_per_rank": self.rows_per_rank,
-            "remedies": [list(pair) for pair in self.remedies],
-            "warnings": list(self.warnings),
-        }
+        """Return the results, without the eraser, as values that JSON can represent."""
+        values = dataclasses.asdict(dataclasses.replace(self, eraser=cast(Any, None)))
+        return {name: value for name, value in values.items() if name != "eraser"}
 
     def __str__(self) -> str:
         lines = [
@@ -188,13 +146,14 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
         )
     parts = list(folds)
     with ExitStack() as locks:
-        statistics = {}
-        for part in sorted(parts, key=lambda part: id(part._lock)):  # avoids a deadlock
-            statistics[id(part)] = locks.enter_context(part._statistics())
+        enter = locks.enter_context
+        tests = {  # sorted to avoid a deadlock
+            id(part): enter(part._statistics()) for part in sorted(parts, key=lambda p: id(p._lock))
+        }
         # Sums of the other folds avoid the cancellation of total - part.
         others = [Moments._sum_of(parts[:i] + parts[i + 1 :]) for i in range(len(parts))]
         pairs = [
-            (locks.enter_context(other._statistics()), statistics[id(part)])
+            (enter(other._statistics()), tests[id(part)])
             for other, part in zip(others, parts, strict=True)
         ]
         if call.options.shrinkage == "cv":
@@ -205,12 +164,13 @@ def report_on(call: MethodCall, folds: Sequence[Moments], total: Moments) -> Cro
         deviations = np.sqrt([[stats.variances for stats in pair] for pair in pairs])
         weak = (deviations[:, 0] < _WEAK * deviations[:, 1]).any(axis=0)
         weak_features = tuple(np.flatnonzero(weak).tolist())
-        rows_per_rank = min(
-            fitted.n_rows / max(1, eraser.solution.rank_covariance)
+        ranks = [
+            eraser.solution.rank_covariance
             if call.whitened
-            else fitted.n_rows / max(1, min(len(fitted.mean), fitted.n_rows - 1))
+            else min(len(fitted.mean), fitted.n_rows - 1)
             for eraser, fitted, _ in fits
-        )
+        ]
+        rows_per_rank = min(f.n_rows / max(1, r) for (f, _), r in zip(pairs, ranks, strict=True))
         remedies, notes = _advice(call, pairs, reports, weak_features, rows_per_rank)
     for note in notes:
         warn(note, UnseenRowsWarning)
@@ -288,12 +248,10 @@ def _removed_directions(factor: Factor, left: Float, removed: Float) -> Float:
 def _association(white: Float, span: Span, basis: Float) -> float:
     """Return the mean squared canonical correlation of erased rows with the variables."""
     # `white` is the whitened `span`; its component in the removed directions does not count.
-    residual = white - (white @ basis.T) @ basis
-    total, rank = 0.0, 0
+    residual, total, rank = white - (white @ basis.T) @ basis, 0.0, 0
     for _, part, interpretation in parts_of(span):
-        matrix = interpretation.whitener
-        total += float(np.sum((matrix @ residual[part]) ** 2))
-        rank += min(matrix.shape)
+        total += float(np.sum((interpretation.whitener @ residual[part]) ** 2))
+        rank += min(interpretation.whitener.shape)
     return total / max(1, rank)
 
 
@@ -310,11 +268,10 @@ def _advice(
         return (), ()
     remedies: list[tuple[str, float]] = []
     if call.whitened:
-        candidates = [
-            (f"shrinkage={a!r}", call.with_shrinkage(a)) for a in (1e-3, "oas") if a != shrinkage
-        ]
         sal = call._replace(method="SAL", whitened=False, classes_only=False, options=Options())
-        values = [(name, _mean_distortion(c, pairs)) for name, c in [*candidates, ("SAL", sal)]]
+        candidates = {f"shrinkage={a!r}": call.with_shrinkage(a) for a in (1e-3, "oas")}
+        candidates.pop(f"shrinkage={shrinkage!r}", None)
+        values = [(n, _mean_distortion(c, pairs)) for n, c in {**candidates, "SAL": sal}.items()]
         remedies = [(name, value) for name, value in values if value < held_out]
     causes = []
     if weak_features:
@@ -324,9 +281,10 @@ def _advice(
         causes.append(f"there are only {rows_per_rank:.2g} fitted rows per dimension of x")
     if not causes:
         causes.append("the covariance has directions that few rows determine")
-    best = sorted(remedies, key=lambda pair: pair[1])
-    settings = ", ".join(f"{name} {100 * value:.3g} %" for name, value in best)
-    advice = f"Settings with less distortion on these folds: {settings}" if best else "Add rows"
+    settings = ", ".join(
+        f"{name} {100 * value:.3g} %" for name, value in sorted(remedies, key=itemgetter(1))
+    )
+    advice = f"Settings with less distortion on these folds: {settings}" if remedies else "Add rows"
     note = (
         f"held-out rows are changed by {100 * held_out:.3g} % of the variance, fitted rows by "
         f"{100 * in_sample:.3g} %: {' and '.join(causes)}. {advice}"

@@ -6,13 +6,11 @@ Sy = Cov(x, y) and Szy = Cov(z, y). The residuals of the regression of x on z, p
     t = x - Sz Szz^+ (z - E z),    T = Cov(t) = S - Sz Szz^+ Sz^T,
     Ty = Cov(t, y) = Sy - Sz Szz^+ Szy
 
-The erased rows r = E x + B (t - E x) have Cov(r, z) = 0 for any matrix B. With the strength b,
-X = Sy - Ty, K = T^+ Ty and H = Ty^T K, the matrix B = I + b X H^+ K^T gives Cov(r, y) = Ty + b X,
-which is Sy for b = 1. No affine map of (x, z) with the same Cov(r, z) and Cov(r, y) has a smaller
-E|r - x|^2. A map with Cov(r, y) = Sy exists if and only if the kernel of Sy contains that of Ty.
-
-T is not factored. Let S = L L^T, A = L^+ Sz and Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, with
-eigenvectors V and canonical correlations c. Then U = A Szz^{+1/2} V / c is orthonormal, and
+The rows r = E x + B (t - E x) have Cov(r, z) = 0 for any B. With the strength b, X = Sy - Ty,
+K = T^+ Ty and H = Ty^T K, B = I + b X H^+ K^T gives Cov(r, y) = Ty + b X, with the least E|r - x|^2
+of all affine maps of (x, z). It exists if and only if the kernel of Sy contains that of Ty. T is
+not factored: let S = L L^T, A = L^+ Sz and Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, with the
+canonical correlations c. Then U = A Szz^{+1/2} V / c is orthonormal, and
 
     T^+ = (L^+)^T (I + U diag(c^2 / (1 - c^2)) U^T) L^+
 """
@@ -20,18 +18,17 @@ eigenvectors V and canonical correlations c. Then U = A Szz^{+1/2} V / c is orth
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.factor import Factor
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import cause_text
 from splince_fast._solve import tolerances
-from splince_fast._solve.factor import Factor
-from splince_fast._solve.messages import common_text
-from splince_fast._solve.oblique import change
+from splince_fast._solve.oblique import change, common_text
 from splince_fast._solve.options import OPTIONS, Options
 from splince_fast._solve.restore import (
     Restoration,
@@ -44,14 +41,8 @@ from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
 from splince_fast.labels import VariableName
+from splince_fast.methods import label_columns as labels
 from splince_fast.methods.fit import MethodCall
-from splince_fast.methods.label_columns import (
-    LabelColumns,
-    precision_notes,
-    refuse_lost,
-    unchanged,
-    variable_reports,
-)
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.statistics import Factored, Statistics, statistics
 from splince_fast.moments.variables import ClassSums
@@ -59,6 +50,7 @@ from splince_fast.projection import Projection
 from splince_fast.report import OracleFit, Report, Sampling
 
 Float = NDArray[np.float64]
+Columns: TypeAlias = list[labels.LabelColumns]
 
 
 def oracle(
@@ -71,28 +63,24 @@ def oracle(
 ) -> ConditionalEraser:
     """Erase variables by a map that uses their labels, and keep the covariance with others.
 
-    Among the maps r(x, z) that are affine in rows and labels, with Cov(r, z) = 0 and
-    Cov(r, y) = Cov(x, y), the returned map has the least E|r - x|^2. It changes the rows at most as
-    much as SPLINCE, and exists in more cases, for example if Cov(x, z) and Cov(x, y) span the same
-    space. Without `keep`, the map is o-LEACE, which shifts all rows of a class by the same vector,
-    and so keeps the covariance with every variable *within* classes exactly.
+    Of the maps r(x, z) that are affine in rows and labels, with Cov(r, z) = 0 and
+    Cov(r, y) = Cov(x, y), this one has the least E|r - x|^2. It changes the rows at most as much as
+    SPLINCE, and exists in more cases. Without `keep`, it is o-LEACE, which shifts all rows of a
+    class by the same vector, and so keeps the covariance with every variable *within* classes.
 
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Moments of rows that all have labels of all variables in `erase` and `keep`, passed in the
-        same update. If the moments are shrunk, the covariance at fixed labels is shrunk towards the
-        variances of the features.
-    erase : str or list of str
-        Variables to erase, jointly.
-    keep : str or list of str, optional
-        Variables whose covariance with x stays exactly as it is.
+        Moments of rows that all have labels of all variables, passed in the same update. If they
+        are shrunk, the covariance at fixed labels is shrunk towards the variances of the features.
+    erase, keep : str or list of str
+        Variables to erase, jointly; and, optionally, variables whose covariance with x stays.
     strength : float in [0, 1]
         Fraction of the lost covariance with the kept variables that is restored; 0 is o-LEACE.
     missing : {"splince", "raise"}
-        Treatment of rows without a label: apply SPLINCE (LEACE without `keep`), fitted to the same
-        moments, or raise LabelError. With SPLINCE, the concept is erased over all rows if labels
-        are missing at random, or if missingness depends on the concept alone.
+        Rows without a label: apply SPLINCE (LEACE without `keep`), fitted to the same moments, or
+        raise LabelError. With SPLINCE, the concept is erased over all rows if labels are missing at
+        random, or if missingness depends on the concept alone.
 
     Returns
     -------
@@ -106,7 +94,7 @@ def oracle(
         covariances between the labels.
     InfeasibleError
         A combination of kept labels covaries with x through the erased variables only; or SPLINCE,
-        for rows without a label, is infeasible (``missing="raise"`` does not fit it).
+        for rows without a label, is infeasible.
     UnknownVariableError, ConstantVariableError, NotEnoughDataError
         As :func:`splince`.
 
@@ -127,8 +115,6 @@ def oracle(
     >>> moments = sf.Moments().update(X, {"z": z, "y": y})
     >>> eraser = sf.oracle(moments, erase="z", keep="y")
     >>> after = sf.Moments().update(eraser(X, {"z": z}), {"z": z, "y": y})
-    >>> bool(np.abs(after.cross_covariance("z")).max() < 1e-12)
-    True
     >>> bool(np.allclose(after.cross_covariance("y"), moments.cross_covariance("y")))
     True
     """
@@ -152,35 +138,28 @@ def oracle(
         root = _inverse_root(Szz)
         predicted = root @ (root.T @ span_z.rows)  # Szz^+ Sz^T, (k, d)
         fit = _Fit(stats, stats.factored(Options(), 0.0), span_z, span_y, predicted, root)
-        restored = fit.restored(z, y, float(strength))
-        report = fit.report(restored, span_z.rows - Szz @ predicted, float(strength))
+        restoration, rho, loss = fit.restored(z, y, float(strength))
+        residual_z = span_z.rows - Szz @ predicted  # Cov(t, z), transposed: zero up to rounding
+        report = fit.report(restoration, rho, loss, residual_z, float(strength))
         shifts, fallback = _shifts(z, predicted), None
         after = Projection._make(
-            restored.map.left, restored.map.right, stats.mean, method="oracle",
+            restoration.left, restoration.right, stats.mean, method="oracle",
             feature_names=stats.feature_names,
         )  # fmt: skip
         if missing == "splince":
-            label, options = ("SPLINCE", Options(strength=strength)) if kept else ("LEACE", None)
-            call = MethodCall(label, erased, kept or None, options or Options())
+            options = Options(strength=strength) if kept else Options()
+            call = MethodCall("SPLINCE" if kept else "LEACE", erased, kept or None, options)
             try:
                 fallback = call.eraser(stats, factor=fit.factor)
             except InfeasibleError as error:
                 raise InfeasibleError(
                     "the map of rows without a label, SPLINCE, is infeasible: "
-                    f"{cause_text(error)}. Pass missing='raise', and labels of every row",
+                    f"{cause_text(error)}. Pass missing='raise'",
                     error.cosine,
                 ) from error
     for note in report.warnings[1:]:
         warn(note, PrecisionWarning)
     return ConditionalEraser(shifts, after, fallback, method="oracle", report=report)
-
-
-class _Restored(NamedTuple):
-    """The map B = I - left^T right of the rows t."""
-
-    map: Restoration
-    rho: float | None
-    precision_loss: float  # largest 1 / (1 - c^2)
 
 
 class _Fit(NamedTuple):
@@ -193,18 +172,20 @@ class _Fit(NamedTuple):
     predicted: Float  # Szz^+ Sz^T
     root: Float  # W, with W W^T = Szz^+
 
-    def restored(self, z: list[LabelColumns], y: list[LabelColumns], strength: float) -> _Restored:
-        """Return B for the label columns `y`; raise InfeasibleError if there is none."""
+    def restored(
+        self, z: Columns, y: Columns, strength: float
+    ) -> tuple[Restoration, float | None, float]:
+        """Return B = I - left^T right of the rows t, rho_o, and the largest 1 / (1 - c^2)."""
         stats, span_z, span_y = self.stats, self.span_z.rows, self.span_y.rows
         if not y:
-            return _Restored(unchanged(span_y), None, 1.0)
+            return labels.unchanged(span_y), None, 1.0
         Szy = _correlations(stats, z, y)
         span_t, units = span_y - Szy.T @ self.predicted, np.sqrt(stats.variances)
-        intensity, loss = stats.intensity(Options()), 1.0
-        if intensity and not stats.is_diagonal:
+        loss = 1.0
+        if stats.shrinkage and not stats.is_diagonal:
             scales = inverse_units(units)
             T = stats.gram(np.diag(scales)) - (span_z * scales).T @ (self.predicted * scales)
-            whitened, solved = shrunk_solves(T, span_t, units, intensity)
+            whitened, solved = shrunk_solves(T, span_t, units, stats.shrinkage)
         else:
             whitened, solved, loss = self._at_fixed_labels(Szy)
         restoration = restore(whitened, solved, span_t, span_y, units, strength)
@@ -218,8 +199,8 @@ class _Fit(NamedTuple):
                 f"either (1 - rho_o = {fraction:.1e})"
             )
 
-        refuse_lost(restoration, "oracle", y, remedy)
-        return _Restored(restoration, _rho(whitened, between, span_y), loss)
+        labels.refuse_lost(restoration, "oracle", y, remedy)
+        return restoration, _rho(whitened, between, span_y), loss
 
     def _at_fixed_labels(self, Szy: Float) -> tuple[Float, Float, float]:
         """Return Ty whitened by T, T^+ Ty, and the largest 1 / (1 - c^2), from the factor of S."""
@@ -230,8 +211,8 @@ class _Fit(NamedTuple):
         noise = tolerances.noise(d, 1.0)
         correlated = cosines > noise
         cosines, basis = np.minimum(cosines[correlated], 1.0), basis[correlated]
-        # `gain` is the ratio of T^+ to S^+ in each direction. The gain is 0 in directions that z
-        # determines, up to the rounding error of c, because they are not in the range of T.
+        # The ratio of T^+ to S^+ in each direction is 0 for those that z determines, up to the
+        # rounding error of c, because they are not in the range of T.
         squared_sines = 1.0 - cosines**2
         inside = squared_sines > 2.0 * noise
         gain = np.where(inside, 1.0 / np.where(inside, squared_sines, 1.0), 0.0)
@@ -244,17 +225,18 @@ class _Fit(NamedTuple):
         solved_residual = solved[k:] - weights @ solved[:k] + (along * (gain - 1.0)) @ dual
         return whitened, solved_residual, float(gain.max(initial=1.0))
 
-    def report(self, restored: _Restored, residual_z: Float, strength: float) -> Report:
-        """Return the report; `residual_z` is Cov(t, z), transposed: zero up to rounding."""
+    def report(
+        self, restoration: Restoration, rho: float | None, loss: float, residual_z: Float,
+        strength: float,
+    ) -> Report:  # fmt: skip
         stats, factor, span_z, predicted = self.stats, self.factor, self.span_z, self.predicted
-        left, right, rows = restored.map.left, restored.map.right, span_z.rows
-        variance, shrinkage = float(stats.variances.sum()), stats.intensity(Options())
-        minimum, d = float(np.sum(rows * predicted)), len(stats.mean)
+        left, right, rows = restoration.left, restoration.right, span_z.rows
+        d, total = len(stats.mean), float(stats.variances.sum()) or np.inf
+        minimum, amplification = float(np.sum(rows * predicted)), restoration.amplification
         noise, scales = tolerances.noise(d, 1.0), inverse_units(np.sqrt(stats.variances))
-        amplification, added = restored.map.amplification, restored.map.change
         residual_z = residual_z - (residual_z @ right.T) @ left
-        distortion: float | None = minimum + added
-        if stats.sample is not None or shrinkage:  # another matrix than Cov(x) was factored
+        distortion: float | None = minimum + restoration.change
+        if stats.sample is not None or stats.shrinkage:  # another matrix than Cov(x) was factored
             gram = stats.gram(right) - (right @ rows.T) @ (predicted @ right.T)
             measured = change(left, right, gram, stats.variances)
             distortion = None if measured is None else minimum + measured
@@ -266,31 +248,31 @@ class _Fit(NamedTuple):
             size = largest(rows[part] * scales)
             return (largest(residual_z[part] * scales) / size if size else 0.0), bound
 
-        erased = variable_reports("erased", span_z, factor.whiten(rows), noise, figures)
+        erased = labels.variable_reports("erased", span_z, factor.whiten(rows), noise, figures)
         kept = "kept", self.span_y, factor.whiten(self.span_y.rows), noise
         # The residual includes the part that `strength` leaves out; the check does not.
-        lost = variable_reports(*kept, partial(restored.map.figures, lost=True))
-        notes = precision_notes(
-            erased + variable_reports(*kept, restored.map.figures), amplification,
+        lost = labels.variable_reports(*kept, partial(restoration.figures, lost=True))
+        notes = labels.precision_notes(
+            erased + labels.variable_reports(*kept, restoration.figures), amplification,
             f"little of the covariance with {listed(self.span_y.names)} is left at fixed labels",
             "keep fewer variables, or pass strength= below 1",
         )  # fmt: skip
-        if restored.precision_loss > tolerances.AMPLIFICATION:
+        if loss > tolerances.AMPLIFICATION:
             notes.append(
                 f"x nearly determines the labels of {listed(span_z.names)}: 1 / (1 - c^2) is "
-                f"{restored.precision_loss:.1e}, and rounding errors grow by this factor; leave "
-                "out the features that are copies of the labels"
+                f"{loss:.1e}, and rounding errors grow by this factor; leave out the features that "
+                "are copies of the labels"
             )
-        sample, total = stats.sample, variance or np.inf
+        sample = stats.sample
         return Report(
             method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,
             rank_covariance=factor.rank, rank=len(left), variables=(*erased, *lost), dropped=0,
             cosines=(), amplification=amplification, rho=None,
             distortion=None if distortion is None else distortion / total, distortion_leace=None,
-            solver=factor.solver, tolerance=noise, shrinkage=shrinkage,
+            solver=factor.solver, tolerance=noise, shrinkage=stats.shrinkage,
             warnings=(NEEDS_LABELS, *notes), strength=strength,
             sampling=None if sample is None else Sampling(sample.n_rows, None),
-            oracle=OracleFit(minimum / total, None if shrinkage else restored.rho),
+            oracle=OracleFit(minimum / total, None if stats.shrinkage else rho),
         )  # fmt: skip
 
 
@@ -310,37 +292,34 @@ def _rho(whitened: Float, between: Float, span: Float) -> float | None:
     return 1.0 - min(max(smallest, 0.0), 1.0)
 
 
-def _label_columns(stats: Statistics, names: list[VariableName]) -> list[LabelColumns]:
+def _label_columns(stats: Statistics, names: list[VariableName]) -> Columns:
     """Return the label columns; raise InputError unless every row has a label of each variable."""
-    columns = [LabelColumns.of(name, stats.variable(name)) for name in names]
+    columns = [labels.LabelColumns.of(name, stats.variable(name)) for name in names]
     for name, variable, *_ in columns:
         if not np.isclose(variable.weight, stats.weight, rtol=1e-9, atol=0.0):
             raise InputError(
                 f"rows of weight {variable.weight:g} carry a label of {name!r}, of "
-                f"{stats.weight:g} in all: oracle needs the labels of all rows; accumulate the "
-                "labelled rows alone"
+                f"{stats.weight:g} in all; accumulate the labelled rows alone"
             )
     return columns
 
 
-def _correlations(
-    stats: Statistics, first: list[LabelColumns], second: list[LabelColumns]
-) -> Float:
-    """Return the correlations of the label columns `first` with `second`, (k_1, k_2)."""
-    return np.block([[_pair_correlations(stats, a, b) for b in second] for a in first])
+def _correlations(stats: Statistics, first: Columns, second: Columns) -> Float:
+    """Return the correlations of label columns, (k_1, k_2)."""
 
+    def block(a: labels.LabelColumns, b: labels.LabelColumns) -> Float:
+        if a.name == b.name:
+            return a.correlation()
+        pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
+        if pair is None or not np.isclose(pair[1], stats.weight, rtol=1e-9, atol=0.0):
+            raise InputError(
+                f"these moments hold no covariances between the labels of {a.name!r} and "
+                f"{b.name!r}: they are of an older version, of rows with only one of them, or of "
+                "more than 256 classes"
+            )
+        return np.asarray(pair[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
 
-def _pair_correlations(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
-    if a.name == b.name:
-        return a.correlation()
-    pair = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
-    if pair is None or not np.isclose(pair[1], stats.weight, rtol=1e-9, atol=0.0):
-        raise InputError(
-            f"these moments hold no covariances between the labels of {a.name!r} and {b.name!r}: "
-            "they are of an older version, of rows with only one of them, or of more than 256 "
-            "classes; accumulate them again, from rows with both labels"
-        )
-    return np.asarray(pair[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
+    return np.block([[block(a, b) for b in second] for a in first])
 
 
 def _inverse_root(matrix: Float) -> Float:
@@ -350,7 +329,7 @@ def _inverse_root(matrix: Float) -> Float:
     return np.asarray(vectors[:, positive] / np.sqrt(values[positive]))
 
 
-def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
+def _shifts(columns: Columns, predicted: Float) -> list[Shift]:
     """Return the shifts of each variable, from the coefficients Szz^+ Sz^T, `predicted`."""
     shifts, start = [], 0
     for name, variable, used, mean, deviation in columns:

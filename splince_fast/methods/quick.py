@@ -32,30 +32,23 @@ def erase(
 ) -> tuple[Any, Projection]:
     """Fit an eraser to rows and apply it to them.
 
-    A shorthand for :class:`Moments`, one of the methods, and a call of the eraser. Call these
-    directly if rows come in blocks, or to fit several erasers to the same rows.
+    A shorthand for :class:`Moments`, one of the methods, and a call of the eraser.
 
     Parameters
     ----------
     X : array-like of shape (n, d)
         Rows, as a NumPy array, torch tensor, pandas or polars frame.
-    concept : column, or mapping or frame of columns
-        Variables to erase jointly, each with n labels. Strings, booleans, integers and categoricals
-        are classes, floats are numbers (:mod:`splince_fast.labels`). Rows without a label (None,
-        NaN) are erased, too.
-    keep : column, or mapping or frame of columns, optional
-        Variables whose covariance with the rows is kept.
+    concept, keep : column, or mapping or frame of columns
+        Variables to erase jointly, and variables whose covariance with the rows is kept, each with
+        n labels (:mod:`splince_fast.labels`). Rows without a label are erased, too.
     method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
         Name of the method, ignoring case, or a function ``f(moments, *, erase, keep)``. The default
         is SPLINCE with `keep`, and LEACE without.
-    sample_weight : array-like of shape (n,), optional
-        Non-negative weights of the rows, which count as frequencies.
-    kinds : mapping, optional
-        "classes" or "continuous" by name of a variable, as in :class:`Moments`; a single column is
-        named "concept" or "keep".
+    sample_weight, kinds
+        As for :class:`Moments` and its :meth:`~Moments.update`; a single column is named "concept"
+        or "keep".
     **options
-        Options of :func:`splince`, :func:`leace`, :func:`sal`, :func:`mean_projection` or
-        :func:`oracle`.
+        Options of the method.
 
     Returns
     -------
@@ -67,8 +60,7 @@ def erase(
     Raises
     ------
     SplinceError
-        The method or an option is unknown, or `keep` does not go with the method; otherwise as
-        :meth:`Moments.update` and the methods.
+        As :meth:`Moments.update` and the methods, or for an unknown method or option.
 
     Examples
     --------
@@ -88,9 +80,7 @@ def erase(
     erased, kept = _named(concept, "concept"), {} if keep is None else _named(keep, "keep")
     shared_names = sorted(set(erased) & set(kept))
     if shared_names:
-        raise InputError(
-            f"{shared_names[0]!r} is to be erased and to be kept; give the columns two names"
-        )
+        raise InputError(f"{shared_names[0]!r} is to be erased and to be kept; give it two names")
     read_as = dict.fromkeys(erased, "classes") if entry.classes_only else {}
     moments = Moments(kinds=read_as | dict(kinds or {})).update(
         X, {**erased, **kept}, sample_weight=sample_weight
@@ -121,27 +111,20 @@ def cross_report(
 ) -> CrossReport:
     """Evaluate the erasers that are fitted to all folds but one, on the held-out folds.
 
-    The evaluation uses moments only. Let x -> m + P (x - m) with I - P = A B^T be the eraser fitted
-    to all other folds, and let m_f and S_f = L L^T be mean and covariance of the held-out fold::
-
-        distortion = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f
-
-    The remaining association is that of L^+ x with the concept, projected onto the orthogonal
-    complement of the span of L^+ A.
+    With x -> m + P (x - m), I - P = A B^T, fitted to all other folds, and the mean m_f and
+    covariance S_f of the fold, distortion = (tr(A^T A B^T S_f B) + |A B^T (m_f - m)|^2) / tr S_f:
+    only moments are needed. The remaining association is that of the erased rows with the concept.
 
     Parameters
     ----------
     folds : sequence of Moments
         Two or more folds of disjoint rows, as ``Moments.from_blocks(source, folds=2)`` returns.
-    erase : str, tuple or list of them
-        Variables to erase.
-    keep : str, tuple, list of them, or array of shape (d, k), optional
-        Variables to keep, or directions.
+    erase, keep
+        As for :func:`splince`; `keep` is optional.
     method : {"splince", "leace", "sal", "mean_projection"}, optional
         Name of the method; by default, SPLINCE with `keep`, and LEACE without.
     **options
-        Options of the method. ``shrinkage="cv"`` selects the intensity (0, 1e-6, ..., 0.1 or "oas")
-        with the smallest mean out-of-fold distortion.
+        Options of the method, such as ``shrinkage="cv"``.
 
     Returns
     -------
@@ -151,15 +134,14 @@ def cross_report(
     Raises
     ------
     SplinceError
-        There are fewer than two folds, the folds have different numbers of features, a parameter
-        is out of range, or a fit fails, as for :func:`splince_fast.splince`.
+        There are fewer than two folds, of other features, or a fit fails, as for :func:`splince`.
 
     Warns
     -----
     UnseenRowsWarning
         The distortion of held-out rows is more than twice that of fitted rows, and larger by more
         than 0.02; or, without shrinkage, there are fewer than two fitted rows per dimension of x.
-        The text names the cause, and the settings that reduce the distortion on these folds.
+        The text names the cause, and settings with less distortion on these folds.
 
     Examples
     --------
@@ -174,25 +156,16 @@ def cross_report(
     """
     parts = list(folds) if isinstance(folds, Iterable) else []
     if len(parts) < 2 or not all(isinstance(part, Moments) for part in parts):
-        raise InputError(
-            "folds must be a sequence of two or more Moments, of disjoint rows; "
-            "Moments.from_blocks(source, folds=2) makes them"
-        )
-    widths = sorted({part.n_features for part in parts if part.n_features is not None})
-    if len(widths) > 1:
-        raise InputError(
-            f"the folds have rows of {widths[0]} and of {widths[-1]} features; accumulate all of "
-            "them from the same features"
-        )
+        raise InputError("folds must be a sequence of two or more Moments, of disjoint rows")
     entry = method_of(method, keep)
     if entry.function not in (splince, leace, sal, mean_projection):
         raise InputError(
-            f"cross_report cannot evaluate {entry.label} on folds; choose one of "
-            + "'splince', 'leace', 'sal', 'mean_projection'"
+            f"cross_report cannot evaluate {entry.label} on folds; choose one of 'splince', "
+            "'leace', 'sal', 'mean_projection'"
         )
     check_names(options, entry.options, entry.label)
     call = MethodCall(
-        entry.label, names_of(erase, "erase"), kept_of(keep), Options(**options),
+        entry.label, names_of(erase, "erase"), kept_of(keep), Options(**options).checked(),
         entry.whitened, entry.classes_only,
     )  # fmt: skip
     return report_on(call, parts, Moments._sum_of(parts))

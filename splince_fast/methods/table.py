@@ -97,18 +97,15 @@ def method_of(method: str | Function | None, keep: object = None) -> Method:
                 f"function of moments{hint}"
             )
         entry = METHODS[key]
-    elif isinstance(method, type):
-        key = key_of(method.__name__)
-        remedy = f"pass {key!r}" if key else "pass a name"
-        raise InputError(f"method is the class {method.__name__}; {remedy}, or a function")
-    elif callable(method):
+    elif callable(method) and not isinstance(method, type):
         entries = (other for other in METHODS.values() if other.function is method)
         name = getattr(method, "__name__", type(method).__name__)
         entry = next(entries, Method(name, method))
     else:
-        raise InputError(
-            f"method is {described_type(method)}; it must be a name or a function of moments"
-        )
+        text = described_type(method)
+        if isinstance(method, type):
+            text = f"the class {method.__name__}"
+        raise InputError(f"method is {text}; it must be a name, or a function of moments")
     if keep is not None and not entry.keeps:
         raise InputError(f"{entry.label} keeps nothing; leave keep= out, or take 'splince'")
     if keep is None and entry.needs_task:

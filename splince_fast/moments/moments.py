@@ -710,7 +710,7 @@ class Moments(_Accumulation):
         >>> [sf.leace(kept, erase=name).rank for name in ("z", "y")]
         [1, 1]
         """
-        options = Options(shrinkage=shrinkage, solver=solver)
+        options = Options(shrinkage=shrinkage, solver=solver).checked()
         with self._statistics() as statistics:
             return Factored(statistics, options)
 

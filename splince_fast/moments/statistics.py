@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import factor as kernels
+from splince_fast._kernels.factor import Factor
 from splince_fast._runtime.arguments import described_type
 from splince_fast._runtime.rows import abbreviated
-from splince_fast._solve import factor as factors
+from splince_fast._solve import oblique as factors
 from splince_fast._solve import tolerances
-from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, class_noise
 from splince_fast._solve.options import Options, check_moment_options
 from splince_fast.exceptions import InputError

@@ -1,6 +1,6 @@
 """The methods where data are degenerate: singular covariances, rare, tiny and constant concepts.
 
-Modules: `methods.closed_forms`, `_solve.messages`.
+Modules: `methods.closed_forms`, `_solve.oblique`.
 """
 
 from __future__ import annotations

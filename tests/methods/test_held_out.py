@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 import splince_fast as sf
 from splince_fast._runtime.rows import splitmix64
-from splince_fast._solve import factor as factors
+from splince_fast._solve import oblique as factors
 from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES
 from splince_fast.moments import Folds

@@ -126,7 +126,7 @@ def test_a_class_that_occurs_only_after_erasing(data: tuple[Any, Any, sf.Moments
     X, z, moments = data
     after = sf.Moments().update(X, {"z": z.astype(str)})
     with pytest.raises(
-        sf.exceptions.InputError, match=r"class '0' \(str\) of 'z' occurs only after"
+        sf.exceptions.InputError, match=r"'z' and the class '0' \(str\) weigh .*, and 0 before"
     ):
         sf.repair(after, before=moments, keep="z")
 

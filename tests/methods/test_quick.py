@@ -145,8 +145,8 @@ def test_nothing_is_erased_by_none(data: Data) -> None:
         ("splince", None, "SPLINCE needs keep="),
         ("LEACE", "y", "LEACE keeps nothing"),
         ("none", "y", "none keeps nothing"),
-        (3, None, "must be a name or a function"),
-        (sf.SPLINCE, "y", "is the class SPLINCE; pass 'splince'"),
+        (3, None, "must be a name, or a function"),
+        (sf.SPLINCE, "y", "is the class SPLINCE; it must be a name"),
     ],
 )
 def test_bad_methods(method: Any, keep: Any, text: str) -> None:

@@ -2,7 +2,7 @@
 
 Shrinkage has the intensity of scikit-learn.
 
-Modules: `methods.fit`, `moments.statistics`, `_solve.factor`.
+Modules: `methods.fit`, `moments.statistics`, `_solve.oblique`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-/* Sums over the parts of a block, for `sum_block` (row_kernels.pyx).
-
-   A part is a range of `part_rows` rows; a task is a range of columns of one part. A cell consists
-   of the rows of a part that have equal class codes. Its rows are summed in groups, and the sum of
-   the cell is added to the sums of its classes, one class per variable. */
+/* Sums over the parts of a block. A part is a range of `part_rows` rows; a task is a range of its
+   columns. The rows of a cell are summed in groups, and the sum is added to those of its classes,
+   one class per variable. */
 
 /* Adds the centred rows of a group to `total`, and their squares to `squares`, in the columns
    first..last. Prefetches `prefetched`. */

@@ -1,12 +1,10 @@
 /* Erasure of rows: out = x - left^T (right (x - mean) - shift), in float64, rounded once to T.
 
-   The mean is subtracted first, so that a feature with a large mean does not reduce the precision
-   of the other features. The result for a row does not depend on the other rows, the memory layout
-   or the alignment. Rows that are not contiguous are copied to C order, BATCH rows at a time.
-
-   For rank 1, rows are processed one or two at a time: one pass over the columns writes the current
-   rows and computes the coefficients of the next rows. For other ranks, the products with the
-   factors are computed in tiles of ROWS x COLUMNS sums, which stay in registers. */
+   The mean is subtracted first, so that a large mean does not reduce the precision of the other
+   features. The result for a row does not depend on the other rows, their layout or alignment. Rows
+   that are not contiguous are copied to C order, BATCH rows at a time. For rank 1, one pass over
+   the columns writes one or two rows and computes the coefficients of the next; for other ranks,
+   products are computed in tiles of ROWS x COLUMNS sums, which stay in registers. */
 
 #ifndef SPLINCE_ERASE
 #define SPLINCE_ERASE
@@ -17,9 +15,8 @@
    cache. A panel of the map is read once per BATCH rows. */
 #define BATCH 32
 #define DEPTH 64
-/* For rank 1 and more than MAX_WIDTH_ONE_ROW features, two rows are processed together: the
-   factors, 24 bytes per feature, then exceed an L1 cache of 32 KiB, and two rows share each load.
-   With narrow registers one row at a time is faster, as several stores fill one cache line. */
+/* For rank 1 and more features, whose factors exceed an L1 cache of 32 KiB, two rows share each
+   load. With narrow registers one row at a time is faster, as several stores fill a cache line. */
 #define MAX_WIDTH_ONE_ROW (WIDE ? 32768 / 24 : PTRDIFF_MAX)
 #define PREFETCH_NUMBERS 6656 /* prefetch distance in numbers, for rank 1 and contiguous rows */
 #define PANELS 8 /* number of panels of `left` that ROWS rows use before the next ROWS rows */
@@ -28,8 +25,7 @@ INLINE double *align_to_line(void *memory) {
     return (double *)(((uintptr_t)memory + LINE - 1) / LINE * LINE);
 }
 
-/* Returns the number of directions in a panel of `right`: the width of a tile of sums, or 1 for
-   rank 1, which has no tiles. */
+/* Returns the number of directions in a panel of `right`; rank 1 has no tiles. */
 static Index panel_columns_of(Index rank) {
     return rank == 1 ? 1 : rank <= LANES ? LANES : COLUMNS;
 }
@@ -39,9 +35,8 @@ static Index factors_size(Index rank, Index width) {
     return (ceil_div(rank, panel_columns) * panel_columns + rank + 1) * padded_width + rank;
 }
 
-/* Writes sign * factor, a (depth, width) matrix with element (t, q) at
-   factor[t * row_stride + q * column_stride], to `panels`. A panel has `panel_columns` columns and
-   `panel_rows` rows, and is padded with zeros. Returns the address after the last panel. */
+/* Writes sign * factor, a (depth, width) matrix of any strides, to panels of `panel_columns`
+   columns and `panel_rows` rows, padded with zeros. Returns the address after the last panel. */
 static double *pack_panels(const double *factor, Index depth, Index width, Index row_stride,
                            Index column_stride, double sign, Index panel_columns, Index panel_rows,
                            double *panels) {
@@ -86,8 +81,7 @@ static void write_lines(LineQueue *queue) {
     while (queue->n_lines > 0) write_line(queue);
 }
 
-/* Begins to copy `size` bytes: copies the partial cache lines at both ends, and returns the queue
-   of the full cache lines between them. */
+/* Copies the partial cache lines at both ends of `size` bytes; returns the queue of the others. */
 static LineQueue queue_copy(const char *from, Index size, char *to) {
     Index head = minimum((Index)(-(uintptr_t)to % LINE), size), tail = (size - head) % LINE;
     memcpy(to, from, (size_t)head);
@@ -95,8 +89,7 @@ static LineQueue queue_copy(const char *from, Index size, char *to) {
     return (LineQueue){from + head, to + head, (size - head) / LINE};
 }
 
-/* Returns the index of the first of n rows with a finite number that overflows float16; NO_ROW if
-   no row has one. */
+/* Returns the first of n rows with a finite number that overflows float16, or NO_ROW. */
 static Index first_overflow(const float *rows, Index n, Index width) {
     Index vector_end = width - width % FLOATS;
     for (Index i = 0; i < n; i++, rows += width) {
@@ -126,11 +119,10 @@ typedef struct {
     Index prefetch_bytes;         /* prefetch distance from x in bytes */
 } NAME(Pass);
 
-/* Processes two registers of columns from column j on, or the last `count` columns, of `rows` rows.
-   With `compute`, adds to the sums of the rows x; with `write`, writes the erased rows y.
-
-   All loads precede the stores, because a load waits for an earlier store if the addresses differ
-   by a multiple of 4096. The last columns use registers too, so that products are rounded alike. */
+/* Processes two registers of columns from column j on, or the last `count` columns. With `compute`,
+   adds to the sums of the rows x; with `write`, writes the erased rows y. All loads precede the
+   stores: a load waits for an earlier store if the addresses differ by a multiple of 4096. The last
+   columns use registers too, so that products are rounded alike. */
 INLINE void NAME(pass_columns)(NAME(Pass) pass, Index j, Index count, const D *c, D (*sums)[2],
                                int rows, int compute, int write, int streamed) {
     const int is_full = count == COLUMNS;
@@ -171,8 +163,7 @@ INLINE void NAME(pass_columns)(NAME(Pass) pass, Index j, Index count, const D *c
     }
 }
 
-/* Processes all columns. With `write`, c holds the coefficients of the rows y; with `compute`, c is
-   set to the coefficients of the rows x, sums - shift. */
+/* Processes all columns. c holds the coefficients of the rows y, and receives those of x. */
 INLINE void NAME(pass_rows)(const Factors *map, NAME(Pass) pass, double *c, int rows, int compute,
                             int write, int streamed) {
     const Index width = map->width, tile_end = width - width % COLUMNS;
@@ -190,8 +181,7 @@ INLINE void NAME(pass_rows)(const Factors *map, NAME(Pass) pass, double *c, int 
         c[p] = sum_of_lanes(sums[p][0] + sums[p][1]) - map->shift[0];
 }
 
-/* Erases n rows from `pass` on, `rows` rows per pass; n is a multiple of `rows`. A pass stores the
-   current rows while it computes the sums of the next rows. */
+/* Erases n rows from `pass` on, `rows` rows per pass; n is a multiple of `rows`. */
 INLINE void NAME(erase_groups)(const Factors *map, NAME(Pass) pass, Index n, int rows,
                                int streamed) {
     double c[2];
@@ -229,9 +219,7 @@ INLINE void NAME(erase_rank_one)(const Factors *map, const T *rows, Index row_st
 /* --- other ranks ----------------------------------------------------------------------------- */
 
 /* Computes sums[p][q] = sum_t a[p][t] b[t][q], t < depth, for `height` rows of a and `registers`
-   registers of columns of b.
-
-   With `write_queued`, queued cache lines are written between the steps of the loop over t, on
+   registers of columns of b. With `write_queued`, queued cache lines are written in between, on
    average sizeof(T) ROWS bytes per step. */
 INLINE void NAME(sum_products)(D (*sums)[2], const double *a, Index row_stride, const double *b,
                                Index depth, int height, int registers, int write_queued,
@@ -305,8 +293,7 @@ static void NAME(centre_part)(const T *rows, Index row_stride, Index n, const do
     }
 }
 
-/* Computes coefficients = (rows - mean) right^T - shift. A row of `coefficients` has `row_length`
-   numbers, the rank rounded up to full panels. */
+/* Computes coefficients = (rows - mean) right^T - shift, in rows of full panels. */
 INLINE void NAME(compute_coefficients)(const Factors *map, const T *rows, Index row_stride, Index n,
                                        double *centred, double *coefficients, Index row_length,
                                        int registers, LineQueue *queue) {
@@ -398,8 +385,8 @@ INLINE void NAME(copy_element)(char *element, T *copy, int is_float16, int to_ma
     }
 }
 
-/* Copies an (n, width) matrix of any layout to `copy`, which is C-ordered; with `to_matrix`, copies
-   `copy` to the matrix. If the columns of the matrix are contiguous, tiles are transposed. */
+/* Copies an (n, width) matrix of any layout to `copy`, in C order; with `to_matrix`, the reverse.
+   If the columns of the matrix are contiguous, tiles are transposed. */
 INLINE void NAME(copy_matrix)(Matrix matrix, Index n, Index width, T *copy, int is_float16,
                               int to_matrix) {
     const Index itemsize = is_float16 ? 2 : (Index)sizeof(T);
@@ -434,30 +421,25 @@ INLINE void NAME(copy_matrix)(Matrix matrix, Index n, Index width, T *copy, int 
 
 static void NAME(copy_rows)(Matrix matrix, Index n, Index width, T *copy, int is_float16,
                             int to_matrix) {
-    if (is_float16 && to_matrix)
-        NAME(copy_matrix)(matrix, n, width, copy, 1, 1);
-    else if (is_float16)
-        NAME(copy_matrix)(matrix, n, width, copy, 1, 0);
-    else if (to_matrix)
-        NAME(copy_matrix)(matrix, n, width, copy, 0, 1);
+    if (is_float16)
+        NAME(copy_matrix)(matrix, n, width, copy, 1, to_matrix);
     else
-        NAME(copy_matrix)(matrix, n, width, copy, 0, 0);
+        NAME(copy_matrix)(matrix, n, width, copy, 0, to_matrix);
 }
 
 /* --- entry points ---------------------------------------------------------------------------- */
 
-static Index NAME(erase)(const EraseArguments *arguments) {
-    const Factors *map = arguments->map;
-    const Index rank = map->rank, width = map->width, n = arguments->n, itemsize = sizeof(T);
-    const int is_float16 = arguments->is_float16, rank_one = rank == 1;
-    Matrix rows = arguments->rows, out = arguments->out;
+static Index NAME(erase)(const Factors *map, Matrix rows, Matrix out, Index n, int is_float16,
+                         int streamed) {
+    const Index rank = map->rank, width = map->width, itemsize = sizeof(T);
+    const int rank_one = rank == 1;
     /* Contiguous rows are read and written without a copy. */
     const int rows_contiguous = !is_float16 && (rows.column_stride == itemsize || width == 1) &&
                                 rows.row_stride % itemsize == 0;
     const int out_contiguous = !is_float16 && (out.column_stride == itemsize || width == 1) &&
                                out.row_stride % itemsize == 0;
     const int out_dense = out_contiguous && (out.row_stride == width * itemsize || n == 1);
-    const int streamed = arguments->streamed && out_dense && rows.data != out.data;
+    streamed = streamed && out_dense && rows.data != out.data;
     const int buffered =
         !out_contiguous ||
         (streamed &&

@@ -1,8 +1,5 @@
-/* Declarations of the row kernels: compiler macros, argument structs and the function table of an
-   instruction set.
-
-   The kernels own no memory and do not call Python. Each kernel is compiled once per instruction
-   set (`level_*.c`) and dtype; the best set is selected at import (`plain.c`). */
+/* Declarations of the row kernels. They own no memory and do not call Python. Each is compiled once
+   per instruction set (`level_*.c`) and dtype; the best set is selected at import (`plain.c`). */
 
 #ifndef SPLINCE_KERNELS_H
 #define SPLINCE_KERNELS_H
@@ -58,12 +55,10 @@ INLINE Index maximum(Index a, Index b) { return a > b ? a : b; }
 INLINE Index ceil_div(Index n, Index size) { return (n + size - 1) / size; }
 
 /* Rows of the sums of a block: the weighted total, the largest magnitudes (of `centre_columns`) or
-   the weighted squares (of `sum_block`), and the first row of the classes. The rows of the label
-   columns follow those of the classes. */
+   the weighted squares (of `sum_block`), the classes from CLASS_ROWS on, and the label columns. */
 enum { TOTAL_ROW, PEAK_ROW, SQUARES_ROW = PEAK_ROW, CLASS_ROWS };
 
-/* A block of rows with labels, and the sums that `centre_columns` (row_kernels.pyx) computes.
-   Matrices are C-contiguous. */
+/* A block of rows with labels, and the sums of `centre_columns`. Matrices are C-contiguous. */
 typedef struct {
     const void *rows;             /* (m, width): array that contains the rows */
     Index width, n;               /* number of features, number of rows of the block */
@@ -80,8 +75,7 @@ typedef struct {
     double *sums; /* (CLASS_ROWS + classes + columns, width): output of `centre_columns` */
 } Block;
 
-/* Numbers of the begun and of the finished tasks of a phase of `reduce_chunks`. Each counter has
-   its own cache line. */
+/* Begun and finished tasks of a phase of `reduce_chunks`, each number in its own cache line. */
 typedef struct {
     _Atomic int64_t begun;
     int64_t begun_padding[7];
@@ -89,9 +83,9 @@ typedef struct {
     int64_t finished_padding[7];
 } Phase;
 
-/* Memory for the centred rows of two chunks and for the product of the rows. A chunk is a range of
-   rows. A panel contains `lanes` columns of a chunk, where `lanes` numbers fill a register: element
-   (r, j) of a chunk is number j / lanes * panel_stride + r * lanes + j % lanes of its panels. */
+/* Memory for the centred rows of two chunks (ranges of rows), and for the product of the rows. A
+   panel has `lanes` columns of a chunk, the numbers of a register: element (r, j) of a chunk is
+   number j / lanes * panel_stride + r * lanes + j % lanes of its panels. */
 typedef struct {
     void *panels[2];    /* (n_panels, panel_stride) each: panels of the even and the odd chunks */
     Index n_panels;     /* number of panels of a chunk */
@@ -128,14 +122,6 @@ typedef struct {
     Index padded_width;         /* width, rounded up to two registers */
 } Factors;
 
-typedef struct {
-    const Factors *map;
-    Matrix rows, out; /* input and output, n rows each; both may be the same memory */
-    Index n;
-    int is_float16; /* whether both matrices are float16; otherwise their dtype is T */
-    int streamed; /* whether stores bypass the caches, where this is possible */
-} EraseArguments;
-
 /* The functions of one instruction set. A pair holds the versions for float32 and float64. */
 typedef struct {
     const char *name;
@@ -154,9 +140,11 @@ typedef struct {
     Index (*factors_size)(Index rank, Index width);
     void (*pack_factors)(Factors *map, const double *left, const double *right, const double *mean,
                          const double *shift, double *memory);
-    /* Returns the index of the first row with a finite number that overflows float16; NO_ROW if no
-       row has one; NO_MEMORY if nothing was written for lack of memory. */
-    Index (*erase[2])(const EraseArguments *arguments);
+    /* Writes n erased rows to `out`, which may be the same memory; both are of dtype T or float16.
+       With `streamed`, stores bypass the caches where possible. Returns the index of the first row
+       with a finite number that overflows float16; NO_ROW; or NO_MEMORY, if nothing was written. */
+    Index (*erase[2])(const Factors *map, Matrix rows, Matrix out, Index n, int is_float16,
+                      int streamed);
     int (*squares_finite[2])(Matrix rows, Index n, Index width);
 } Level;
 

@@ -1,7 +1,5 @@
-/* Sums of rows, and products of centred rows, for one dtype T.
-
-   Results are bit-identical for every split of the columns into ranges and every assignment of
-   tasks to threads. */
+/* Sums of rows, and products of centred rows, for one dtype T. Results are bit-identical for every
+   split of the columns into ranges and every assignment of tasks to threads. */
 
 /* LOAD and STORE of the first `count` lanes of a register; LOAD sets the other lanes to zero. */
 INLINE D NAME(load_some)(const T *p, Index count) {
@@ -21,8 +19,7 @@ INLINE const T *NAME(row)(const Block *block, Index i) {
     return (const T *)block->rows + (block->index ? block->index[i] : i) * block->width;
 }
 
-/* `class_sums` returns the sums of class c; `products` returns the products of the rows with label
-   column q. */
+/* Return the sums of class c, and the products of the rows with label column q. */
 INLINE double *NAME(class_sums)(const Block *block, Index c) {
     return block->sums + (CLASS_ROWS + c) * block->width;
 }
@@ -38,8 +35,7 @@ typedef struct {
     int count;
 } NAME(Group);
 
-/* Returns the group of the rows order[k], order[k + 1], ... up to position stop - 1. If `order` is
-   NULL, the rows are k, k + 1, ... */
+/* Returns the group of the rows order[k], ... up to position stop - 1; `order` NULL is 0, 1, ... */
 INLINE NAME(Group) NAME(group)(const Block *block, const Index *order, Index k, Index stop) {
     NAME(Group) group;
     group.count = (int)minimum(stop - k, GROUP);
@@ -75,8 +71,7 @@ INLINE void NAME(add_register)(const NAME(Group) *group, const double *shift, co
     store_some_f64(sums + j, NAME(add_weighted)(load_some_f64(sums + j, count), y, w), count);
 }
 
-/* Adds sum_g weight_g (row_gj - shift_j), over the rows g of a group, to sums_j, for the columns j
-   in first..last. */
+/* Adds sum_g weight_g (row_gj - shift_j) over a group to sums_j, for the columns first..last. */
 static void NAME(add_group)(NAME(Group) group, const double *shift, const double *weight,
                             Index first, Index last, double *sums) {
     D w[GROUP];
@@ -98,8 +93,7 @@ static void NAME(add_row)(const Block *block, Index i, Index first, Index last) 
     }
 }
 
-/* Sums the rows order[start..stop], which are one cell, in `cell_sum`, and adds the sum to the sums
-   of the classes of the cell, one class per variable. */
+/* Sums the rows order[start..stop] of a cell in `cell_sum`, and adds this to its classes' sums. */
 static void NAME(add_cell)(const Block *block, Index start, Index stop, Index first, Index last,
                            double *cell_sum) {
     double w[GROUP];
@@ -148,8 +142,7 @@ typedef struct {
     double w[GROUP], own[GROUP], other[GROUP];
 } NAME(Rotation);
 
-/* Returns the rotation of the rows sqrt(w) y of a group. A pair of rows (a, b) becomes
-   (a cos t + b sin t, b cos t - a sin t). */
+/* A pair (a, b) of rows sqrt(w) y becomes (a cos t + b sin t, b cos t - a sin t). */
 INLINE NAME(Rotation) NAME(group_rotation)(const Block *block, const NAME(Group) *group,
                                            Index start) {
     NAME(Rotation) rotation;
@@ -210,12 +203,9 @@ static void NAME(clear_sums)(const Block *block, Index first, Index last) {
 
 /* Adds the rows begin..stop to all sums, and writes the centred, weighted and rotated rows to
    `out`, in the columns first..last; row begin + r becomes row r of `out`. Successive calls cover
-   the rows from 0 to n in order, and begin at multiples of GROUP.
-
-   The rotation does not change out^T out = sum_i w_i y_i y_i^T. Without the rotation, rows with few
-   distinct values would have equal products, whose rounding errors add up instead of cancelling.
-   The cells of a part are summed when the part is centred, while its rows are in cache. `out` and
-   the total do not depend on the labels. */
+   the rows from 0 to n in order, and begin at multiples of GROUP. Without the rotation, rows with
+   few distinct values would have equal products, whose rounding errors add up instead of
+   cancelling. A part is summed by cells while its rows are in cache. */
 static void NAME(centre)(const Block *block, Index begin, Index stop, Index first, Index last,
                          T *out, Index row_stride, Index panel_stride, double *cell_sum) {
     if (begin == 0) NAME(clear_sums)(block, first, last);
@@ -232,8 +222,7 @@ static void NAME(centre)(const Block *block, Index begin, Index stop, Index firs
     }
 }
 
-/* Sums and centres the block in the columns first..last. `out` is (m, width), where m is n rounded
-   up to a multiple of GROUP; `cell_sum` is work memory of `width` numbers. */
+/* Sums and centres the block in the columns first..last; `cell_sum` holds `width` numbers. */
 static void NAME(centre_columns)(const Block *block, void *out, Index first, Index last,
                                  double *cell_sum) {
     NAME(centre)(block, 0, block->n, first, last, out, block->width, WIDTH, cell_sum);
@@ -246,8 +235,7 @@ static void NAME(centre_columns)(const Block *block, void *out, Index first, Ind
 #ifndef HEIGHT
 #define HEIGHT 3
 #define TILE LANES
-/* Maximum number of tasks into which the columns of a product are divided, to balance the load of
-   the threads. */
+/* Number of tasks into which the columns of a product are divided, to balance the threads. */
 #define MAX_COLUMN_TASKS 24
 #endif
 
@@ -298,8 +286,7 @@ static void NAME(multiply)(const Gram *gram, const T *panels, Index depth, Index
         }
 }
 
-/* Centres the stripe of chunk t that begins at column `first`, and writes its panels. Fills the
-   last panel with zeros after the last column. */
+/* Writes the panels of the stripe of chunk t from column `first` on, with zeros after the last. */
 static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, Index first,
                                 double *cell_sum) {
     const Index begin = t * gram->chunk, stop = minimum(begin + gram->chunk, block->n);
@@ -312,12 +299,9 @@ static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, I
                    (size_t)(WIDTH - width % WIDTH) * sizeof(T));
 }
 
-/* Computes the sums of `centre_columns`, and product = out^T out without storing `out`.
-
-   Any number of threads may call the function at the same time, with the same arguments except
-   `cell_sum`; the calls share the tasks. In phase t, some tasks centre stripes of chunk t, and
-   others compute columns of the product of chunk t - 1. A phase ends when all its tasks are
-   finished.
+/* Computes the sums of `centre_columns`, and product = out^T out without storing `out`. Threads
+   that call the function with the same arguments, except `cell_sum`, share the tasks. In phase t,
+   some tasks centre stripes of chunk t, and others compute columns of the product of chunk t - 1.
    Every task is begun before a thread waits, and each thread finishes the tasks that it begins. */
 static void NAME(reduce_chunks)(const Block *block, const Gram *gram, double *cell_sum) {
     const Index chunk = gram->chunk, chunks = ceil_div(block->n, chunk), width = block->width;
@@ -371,10 +355,10 @@ static void NAME(sample_columns)(const Block *block, Index stride, double *mean,
     }
 }
 
-/* Adds sign * product + coefficients[0] u u^T + coefficients[1] v v^T to the lower triangle of
-   `scatter`, where u and v are the two vectors, in the columns t and width - 1 - t for t in
-   first..last. Such sums merge scatter matrices about any points (Chan, Golub and LeVeque 1983).
-   `product` is NULL or Fortran-ordered with `product_stride` numbers per column. */
+/* Adds sign * product + coefficients[0] u u^T + coefficients[1] v v^T, with the vectors u and v, to
+   the columns t and width - 1 - t of the lower triangle of `scatter`, for t in first..last: this
+   merges scatter matrices about any points (Chan, Golub and LeVeque 1983). `product` is NULL or
+   Fortran-ordered with `product_stride` numbers per column. */
 static void NAME(add_lower)(double *scatter, Index width, const void *product, Index product_stride,
                             double sign, const double *vectors, const double *coefficients,
                             Index first, Index last) {

@@ -1,5 +1,4 @@
-/* Functions that do not depend on the instruction set: selection of the instruction set, sorting of
-   rows by class codes, and waiting for other threads. */
+/* Functions for every instruction set: its selection, sorting of rows, waiting for threads. */
 
 #define _POSIX_C_SOURCE 199309L /* declares nanosleep in strict C modes */
 
@@ -11,8 +10,6 @@
 #include <time.h>
 #endif
 
-/* Returns the k-th best instruction set that the processor and the operating system support; NULL
-   after the last. */
 const Level *supported_level(int k) {
     const Level *levels[3];
     int n = 0;
@@ -30,9 +27,8 @@ const Level *supported_level(int k) {
     return k >= 0 && k < n ? levels[k] : NULL;
 }
 
-/* Sorts the rows of each part so that rows with equal codes of all variables are adjacent; these
-   rows form a cell. One stable counting sort per variable suffices. Cells are numbered from 0 in
-   the new order. */
+/* Sorts the rows of each part so that rows with equal codes of all variables, a cell, are adjacent:
+   one stable counting sort per variable. Cells are numbered from 0 in the new order. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
                   Index *order, Index *cell, Index *positions) {
     Index cell_number = -1;
@@ -66,8 +62,7 @@ static void pause_spin(void) {
 #endif
 }
 
-/* Sleeps for about 0.05 ms; on Windows, yields the processor. A thread that yields repeatedly
-   instead of sleeping can lose processor time to other threads. */
+/* Sleeps for about 0.05 ms; yields on Windows. Repeated yields can lose time to other threads. */
 static void sleep_briefly(void) {
 #ifdef _WIN32
     Sleep(0);

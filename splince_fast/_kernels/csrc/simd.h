@@ -1,14 +1,9 @@
-/* Registers of BYTES bytes. `level.inc.c` includes this file once per instruction set, after the
-   pragma that selects the instruction set.
-
-   The templates use vector extensions and intrinsics only through this file. Register types:
-
-       D            LANES numbers of float64
-       F            FLOATS numbers of float32, a full register
-
-   `level.inc.c` defines for each dtype T of the templates: V (a full register of T), WIDTH (numbers
-   in V), LOAD and STORE (LANES numbers of T in memory, converted to and from a D), GET and PUT (a V
-   in memory), and BROADCAST (a V with one number in every lane). */
+/* Registers of BYTES bytes, and all vector extensions and intrinsics of the templates.
+   `level.inc.c` includes this file once per instruction set, after the pragma that selects it. D
+   has LANES numbers of float64, F has FLOATS numbers of float32, a full register. `level.inc.c`
+   defines for each dtype T: V (a full register of T), WIDTH (numbers in V), LOAD and STORE (LANES
+   numbers of T in memory, converted to and from a D), GET and PUT (a V in memory), and BROADCAST
+   (one number in every lane of a V). */
 
 #ifdef SPLINCE_VECTORS
 
@@ -98,8 +93,7 @@ INLINE D multiply_add_f64(D a, D b, D c) {
 #endif
 }
 
-/* Returns the sum of the LANES numbers in a register. Lane k + LANES / 2 is added to lane k, and
-   the resulting half is reduced in the same way. */
+/* Returns the sum of the lanes: lane k + LANES / 2 is added to lane k, and so on for the half. */
 INLINE double sum_of_lanes(D x) {
     double sums[LANES];
     put_f64(sums, x);
@@ -110,9 +104,8 @@ INLINE double sum_of_lanes(D x) {
 
 /* --- non-temporal stores --------------------------------------------------------------------- */
 
-/* Non-temporal stores bypass the caches. Addresses must be multiples of STREAM_ALIGNMENT. An
-   ordinary store after a non-temporal store may reach memory first, unless `store_fence` is called
-   in between. */
+/* Non-temporal stores bypass the caches. Addresses must be multiples of STREAM_ALIGNMENT. Later
+   ordinary stores may reach memory first, unless `store_fence` is called in between. */
 #define STREAM_ALIGNMENT 16
 INLINE void stream(void *to, const void *from, int bytes) {
 #ifdef SPLINCE_X86
