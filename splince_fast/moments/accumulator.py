@@ -8,15 +8,16 @@ the input beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels.row_kernels import Addition, Assignment, Change, add
+from splince_fast._kernels.row_kernels import Assignment, Change, add
 from splince_fast._runtime import threads
-from splince_fast._runtime.rows import Rows, eps_of
+from splince_fast._runtime.rows import Rows, SparseRows, eps_of
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
@@ -35,7 +36,8 @@ from splince_fast.moments.block import (
 )
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.state import State
+from splince_fast.moments.scatters import Diagonal, Sampled, sum_variances
+from splince_fast.moments.state import Scatter, State
 from splince_fast.moments.variables import (
     KIND_OF_COLUMN,
     ClassSums,
@@ -45,6 +47,10 @@ from splince_fast.moments.variables import (
 )
 
 Float = NDArray[np.float64]
+
+# Sparse rows per block. Blocks are larger than for dense rows, since the merge of a block takes
+# O(d k) operations even if the block has few stored entries.
+_SPARSE_ROWS = 1 << 14
 
 
 def merged_variables(
@@ -73,8 +79,8 @@ def merged_variables(
 class Accumulator:
     """Accumulator of the moments of x and of the sums of every label variable."""
 
-    # Whether every update preserves the row order, as with `in_order=True`.
-    always_in_order = False
+    # Accumulators of the classes of `by`, if this is their total.
+    parts: Mapping[Any, Accumulator] = MappingProxyType({})
 
     def __init__(self, parameters: Parameters, work: Workspace | None = None) -> None:
         self.parameters = parameters
@@ -87,6 +93,7 @@ class Accumulator:
         self.label_products = LabelTable()  # sums of products of labels of two variables
         self.broken = False  # whether a change of the state failed half-way
         self._work = Workspace() if work is None else work
+        self._is_full = parameters.subsample == 1 and not parameters.is_diagonal
 
     @property
     def width(self) -> int | None:
@@ -100,24 +107,13 @@ class Accumulator:
         return merged + (0 if self.buffer is None else self.buffer.filled)
 
     @property
-    def has_buffered(self) -> bool:
-        return self.buffer is not None and self.buffer.filled > 0
-
-    # Whether `merge_pending` must be called before the sums are read.
-    has_pending = has_buffered
-
-    def merge_pending(self) -> None:
-        """Merge all buffered rows into the sums."""
-        self.flush()
-
-    @property
     def nbytes(self) -> int:
-        total = self._work.nbytes
-        total += 0 if self.state is None else self.state.nbytes
-        total += 0 if self.buffer is None else self.buffer.nbytes
-        total += self.label_products.nbytes
         tensors = (t for variable in self.variables.values() for t in variable.tensors().values())
-        return total + sum(tensor.nbytes for tensor in tensors)
+        owners = [self._work, self.state, self.buffer, self.label_products, *tensors]
+        return sum(owner.nbytes for owner in owners if owner is not None)
+
+    def leaves(self) -> Iterable[Accumulator]:
+        return (self,)
 
     def nonempty_state(self) -> State:
         if self.state is None or self.state.weight == 0:
@@ -151,21 +147,27 @@ class Accumulator:
         # The changes of one block refer to sums in the work memory, which no other block may use
         # before the changes are added. With `copy`, or if there are several blocks, the rows are
         # added to a copy of the state, and the only change is that the copy replaces the state.
-        n = int(rows.array.shape[0]) if index is None else len(index)
+        n = rows.array.shape[0] if index is None else len(index)
         if not n:
             return []
-        in_order = in_order or self.always_in_order
-        n_merges = self.n_merges(rows, n)
+        in_order = in_order or self.parameters.subsample < 1
+        capacity, n_merges = self.plan(rows, n)
         changes: list[Change] = []
         try:
-            if not checked:
-                self._check(rows, n, in_order)
+            if not checked:  # the reduction checks full blocks
+                filled = self.buffer is not None and self.buffer.filled
+                direct = rows.direct and not (in_order and filled)
+                first = n - n % capacity if direct else 0
+                if first < n:
+                    (Rows.from_array(rows.array[first:]) if first else rows).check()
             if n_merges == 0 or (n_merges == 1 and not copy):
                 self._add_rows(rows, n, weight, encoded, in_order, index, changes.extend)
                 return changes
             draft = self.copy()
             draft._work = self._work
-            draft._widen_buffer(rows)
+            buffer = draft.buffer
+            if buffer is not None and buffer.rows.dtype.itemsize < rows.dtype.itemsize:
+                draft.flush()
             draft._add_rows(rows, n, weight, encoded, in_order, index, add)
         except InputError:
             if not checked:
@@ -173,26 +175,19 @@ class Accumulator:
             raise
         return [Assignment(self, vars(draft))]
 
-    def n_merges(self, rows: Rows, n: int) -> int:
-        """Return the number of blocks that an update of n rows reduces, or a larger number."""
+    def plan(self, rows: Rows, n: int) -> tuple[int, int]:
+        """Return the rows per block, and the largest number of blocks that n rows can fill."""
         width, dtype = rows.array.shape[1], rows.dtype
-        capacity = self._capacity(width, dtype)
+        if isinstance(rows, SparseRows):
+            capacity = self.parameters.block_rows or _SPARSE_ROWS
+            return capacity, -(-n // capacity)
+        capacity = self._work.capacities.get((width, dtype)) or self._reserve(width, dtype)
         buffer = self.buffer
-        if buffer is None:
-            return n // capacity
-        if buffer.filled and buffer.rows.dtype.itemsize < dtype.itemsize:
-            return 2  # the buffered rows may fill a block of the wider dtype
-        return (buffer.filled + n) // min(capacity, len(buffer.rows))
-
-    def _check(self, rows: Rows, n: int, in_order: bool) -> None:
-        """Raise an error for invalid rows, except in full blocks, which the reduction checks."""
-        first = 0
-        if rows.direct and not (in_order and self.has_buffered):
-            first = n - n % self._capacity(rows.array.shape[1], rows.dtype)
-        if not first:
-            rows.check()
-        elif first < n:
-            Rows.from_array(rows.array[first:]).check()
+        if buffer is None or not buffer.filled:
+            return capacity, n // capacity
+        if buffer.rows.dtype.itemsize < dtype.itemsize:
+            return capacity, 2  # the buffered rows are merged first, on a copy
+        return capacity, (buffer.filled + n) // min(capacity, len(buffer.rows))
 
     def _add_rows(
         self,
@@ -206,43 +201,14 @@ class Accumulator:
     ) -> None:
         """Pass the changes that add rows to `sink`, step by step."""
         # A step reduces one block at most. If there are several, `sink` adds the changes of a step.
-        block, state, variables = self._encoded(rows, n, weight, encoded, index)
-        capacity = self._capacity(rows.array.shape[1], rows.dtype)
-        buffer, start = None, 0
-        filled = 0 if self.buffer is None else self.buffer.filled
-        while start < n:
-            if rows.direct and n - start >= capacity and not (in_order and filled):
-                stop = start + capacity
-                part = block if n == capacity else block.slice(start, stop)
-                changes, variables = self._merge(part, state, variables)
-            else:
-                if buffer is None:
-                    buffer = self._buffer_for(capacity, rows)
-                    filled = buffer.filled
-                stop = min(n, start + len(buffer.rows) - filled)
-                part, filled = block.slice(start, stop), filled + stop - start
-                if filled < len(buffer.rows):
-                    changes = buffer.appended(part, filled - part.n)
-                else:
-                    whole, emptied = buffer.completed(part)
-                    changes, variables = self._merge(whole, state, variables)
-                    changes, filled = [*changes, emptied], 0
-            sink(changes)
-            start = stop
-        sums = {"state": state, "variables": variables, "buffer": buffer or self.buffer}
-        row_eps = max(state.row_eps, rows.eps)
-        sink([Assignment(state, {"row_eps": row_eps}), Assignment(self, sums)])
-
-    def _encoded(
-        self,
-        rows: Rows,
-        n: int,
-        weight: Float | None,
-        encoded: Mapping[VariableName, Encoded],
-        index: NDArray[np.intp] | None,
-    ) -> tuple[Block, State, dict[VariableName, Variable]]:
-        """Return the block of an update, and the state and the variables with its new names."""
-        width = rows.array.shape[1]
+        # Sparse rows are merged at once, without a buffer.
+        shape = width, dtype = rows.array.shape[1], rows.dtype
+        sparse = isinstance(rows, SparseRows)
+        if sparse:
+            rows, index = (rows if index is None else rows.select(index)), None
+            capacity = self.parameters.block_rows or _SPARSE_ROWS
+        else:
+            capacity = self._work.capacities.get(shape) or self._reserve(width, dtype)
         labels: dict[VariableName, Labels] = {}
         variables = self.variables
         for name, column in encoded.items():
@@ -257,8 +223,32 @@ class Accumulator:
             if named is not existing:
                 variables = {**variables, name: named}
         weight = None if weight is None else np.ascontiguousarray(weight)
+        block = Block(n, rows.array, weight, labels, index)
         state = self.state or self._empty_state(width)
-        return Block(n, rows.array, weight, labels, index), state, variables
+        sums = {"state": state, "variables": variables, "label_products": self.label_products}
+        buffer, start = None, 0
+        filled = 0 if self.buffer is None else self.buffer.filled
+        while start < n:
+            if sparse or (rows.direct and n - start >= capacity and not (in_order and filled)):
+                stop = min(n, start + capacity)
+                part = block if stop - start == n else block.slice(start, stop)
+                changes = self._merge(part, sums)
+            else:
+                if buffer is None:
+                    buffer = self._buffer_for(capacity, rows)
+                    filled = buffer.filled
+                stop = min(n, start + len(buffer.rows) - filled)
+                part, filled = block.slice(start, stop), filled + stop - start
+                if filled < len(buffer.rows):
+                    changes = buffer.appended(part, filled - part.n)
+                else:
+                    whole, emptied = buffer.completed(part)
+                    changes, filled = [*self._merge(whole, sums), emptied], 0
+            sink(changes)
+            start = stop
+        row_eps = max(state.row_eps, rows.eps)
+        sums["buffer"] = buffer or self.buffer
+        sink([Assignment(state, {"row_eps": row_eps}), Assignment(self, sums)])
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Append a row X, (1, d), to a buffer that is not empty: the fast path of `update`."""
@@ -284,63 +274,66 @@ class Accumulator:
         return buffer.append_row(X, codes, changes)
 
     def _empty_state(self, width: int) -> State:
-        return State.empty(width)
-
-    def _capacity(self, width: int, dtype: np.dtype[np.generic]) -> int:
-        """Return the rows per block, for which work memory is allocated."""
-        return self._work.capacities.get((width, dtype)) or self._reserve(width, dtype)
+        parameters = self.parameters
+        if self._is_full:
+            second = Scatter.empty(width)
+        elif parameters.is_diagonal:
+            second = Diagonal.empty(width)
+        else:
+            second = Sampled(
+                np.zeros(width), sample=Accumulator(Parameters(parameters.block_rows, {}, ())),
+                subsample=parameters.subsample, random_state=parameters.random_state,
+            )  # fmt: skip
+        return State(np.zeros(width), 0, 0.0, np.zeros(width), second)
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Allocate work memory for blocks of this width and dtype; return the rows per block."""
         capacity = self.parameters.capacity(width, dtype.itemsize)
         threads.thread_count()  # raises InputError if SPLINCE_FAST_NUM_THREADS is invalid
-        self._work.reserve(capacity, width, dtype)
+        if self._is_full:
+            self._work.reserve(capacity, width, dtype)
+        self._work.capacities[width, dtype] = capacity
         return capacity
 
     def _buffer_for(self, capacity: int, rows: Rows) -> Buffer:
         """Return a buffer that accepts rows of this dtype; buffered rows have none narrower."""
         buffer = self.buffer
-        if buffer is not None and (
-            buffer.filled
-            or buffer.rows.dtype == rows.dtype
-            or buffer.try_resize(capacity, rows.dtype)
-        ):
+        if buffer is not None and (buffer.filled or buffer.rows.dtype == rows.dtype):
             return buffer
         return Buffer(capacity, rows.array.shape[1], rows.dtype)
-
-    def _widen_buffer(self, rows: Rows) -> None:
-        """Convert buffered rows of a narrower dtype to that of `rows`."""
-        buffer, width = self.buffer, rows.array.shape[1]
-        if buffer is not None and buffer.rows.dtype.itemsize < rows.dtype.itemsize:
-            capacity = self._capacity(width, rows.dtype)
-            if buffer.filled >= capacity:
-                self.flush()
-            self.buffer = buffer.converted(capacity, rows.dtype)
 
     def flush(self) -> None:
         """Merge the buffered rows into the sums."""
         buffer = self.buffer
         if buffer is not None and buffer.filled and self.state is not None:
-            changes, variables = self._merge(buffer.contents(), self.state, self.variables)
-            add([*changes, Assignment(self, {"variables": variables}), buffer.emptied()])
+            names = "state", "variables", "label_products"
+            sums = {name: getattr(self, name) for name in names}
+            changes = self._merge(buffer.contents(), sums)
+            add([*changes, Assignment(self, sums), buffer.emptied()])
 
-    def _merge(
-        self, block: Block, state: State, variables: dict[VariableName, Variable]
-    ) -> tuple[list[Change], dict[VariableName, Variable]]:
-        """Return the changes that add the sums of a block, and the variables after them."""
+    def merge_pending(self) -> None:
+        """Merge all buffered rows into the sums, those of a sample included."""
+        if self.buffer is not None and self.buffer.filled:
+            self.flush()
+        if self.state is not None and self.parameters.subsample < 1:
+            cast(Sampled, self.state.second).sample.flush()
+
+    def _merge(self, block: Block, sums: dict[str, Any]) -> list[Change]:
+        """Return the changes that add a block; `sums` are attributes, and become those after it."""
+        state, variables = sums["state"], sums["variables"]
         label_sums = [
             variables[name].label_sums(labels, block.weight)
             for name, labels in block.labels.items()
         ]
         codes, class_weights, values = _joined(label_sums, block.n)
-        sums = self._reduce(block, codes, class_weights, values)
-        mean = sums.shift + sums.total / sums.weight_sum
-        reference = state.reference_with(sums.shift, mean, sums.squares, sums.weight_sum)
+        of_x = self._reduce(block, codes, class_weights, values)
+        mean = of_x.shift + of_x.total / of_x.weight_sum
+        reference = state.reference_with(of_x.shift, mean, of_x.squares, of_x.weight_sum)
         if reference is not state.reference:
-            variables = _about(reference, state, variables)
-        changes = state.added(sums, reference, self._work.product)
-        offset = sums.shift - reference
-        class_sums, products = sums.class_sums, sums.products
+            variables = sums["variables"] = _about(reference, state, variables)
+        changes: list[Change] = state.added(of_x, reference, block)
+        offset = of_x.shift - reference
+        class_sums, products = of_x.class_sums, of_x.products
         class_sums += class_weights[:, None] * offset
         if len(values):
             products += values.sum(axis=1)[:, None] * offset
@@ -349,19 +342,20 @@ class Accumulator:
             changes += variables[name].add(own, class_sums[:k], products[:q])
             class_sums, products = class_sums[k:], products[q:]
         if len(block.labels) > 1:
-            table, added = self.label_products.with_products(block.labels, variables, block.weight)
-            changes += [
-                Addition(table.gram, added), Assignment(self, {"label_products": table})
-            ]  # fmt: skip
-        return changes, variables
+            table = sums["label_products"]
+            sums["label_products"] = table.with_block(block.labels, variables, block.weight)
+        return changes
 
     def _reduce(
         self, block: Block, codes: NDArray[np.intp], class_weights: Float, values: Float
     ) -> BlockSums:
         """Return the sums of a block; the arguments are those of `_joined`."""
+        if not self._is_full:
+            return sum_variances(block, codes, len(class_weights), values)
         shape = block.rows.shape[1], block.rows.dtype
-        self._capacity(*shape)
-        memory = self._work.for_block(block.n, *shape)
+        if shape not in self._work.capacities:
+            self._reserve(*shape)
+        memory = self._work.grams.get(shape) or self._work.centred(block.n, *shape)
         return reduce_block(block, codes, len(class_weights), values, memory)
 
     # -- algebra ---------------------------------------------------------------------------
@@ -381,26 +375,25 @@ class Accumulator:
     def merged(self, other: Accumulator) -> list[Change]:
         """Return the changes that add the sums of another accumulator."""
         self.check_compatible(other)
-        theirs, state = other.state, self.state
+        theirs = other.state
         if theirs is None:
             return []
-        names = self.feature_names or other.feature_names
-        if state is None:
-            copy = other.copy()
-            sums: dict[str, Any] = {"state": copy.state, "variables": copy.variables}
-            sums |= {"label_products": copy.label_products, "feature_names": names}
-            return [Assignment(self, sums)]
+        state = self.state or self._empty_state(theirs.width)
         reference = state.reference_with(
-            theirs.reference.copy(), theirs.reference + theirs.mean_deviation,
+            theirs.reference, theirs.reference + theirs.mean_deviation,
             theirs.second.diagonal(), theirs.weight,
         )  # fmt: skip
         ours = self.variables
         if reference is not state.reference:
             ours = _about(reference, state, ours)
         variables = merged_variables(ours, other.variables, theirs.reference - reference, 1)
-        table = self.label_products.copy()
-        table.merge(other.label_products, 1, variables, other.variables)
-        sums = {"variables": variables, "label_products": table, "feature_names": names}
+        sums = {
+            "state": state, "variables": variables,
+            "label_products": self.label_products.merged(
+                other.label_products, 1, variables, other.variables
+            ),
+            "feature_names": self.feature_names or other.feature_names,
+        }  # fmt: skip
         return [*state.merged(theirs, reference), Assignment(self, sums)]
 
     def without(self, part: Accumulator) -> Accumulator:
@@ -435,44 +428,40 @@ class Accumulator:
             for variable in variables.values():
                 variable.make_constant(constant, state.mean_deviation)
         result.variables = variables
-        result.label_products.merge(part.label_products, -1, variables, part.variables)
+        result.label_products = self.label_products.merged(
+            part.label_products, -1, variables, part.variables
+        )
         return result
 
     def copy(self) -> Accumulator:
         other = type(self)(self.parameters)
         other.state = None if self.state is None else self.state.copy()
         other.variables = {name: v.copy() for name, v in self.variables.items()}
-        other.label_products = self.label_products.copy()
-        other.feature_names = self.feature_names
+        other.label_products, other.feature_names = self.label_products, self.feature_names
         if self.buffer is not None and self.buffer.filled:
-            other.buffer = self.buffer.converted(len(self.buffer.rows), self.buffer.rows.dtype)
+            other.buffer = self.buffer.copy()
         return other
 
     def scale(self, factor: float) -> None:
         """Multiply every weight by a factor. The buffer must be empty."""
         if self.state is not None:
             self.state.scale(factor)
-        self.label_products.gram *= factor
-        for variable in self.variables.values():
-            variable.scale(factor)
+        self.label_products = self.label_products.scaled(factor)
+        self.variables = {name: v.scaled(factor) for name, v in self.variables.items()}
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
         """Reorder the classes of a variable as in `order`, which may include new classes."""
         if self.state is not None:
-            old = cast(ClassSums, self.variables.get(name, ClassSums(self.state.width)))
-            new, table = old.in_order(order), self.label_products.copy()
-            table.reorder(name, old, new)
-            sums = {"variables": {**self.variables, name: new}, "label_products": table}
-            add([Assignment(self, sums)])
+            old = cast(ClassSums, self.variables.get(name, ClassSums.empty(self.state.width)))
+            variables = {**self.variables, name: old.in_order(order)}
+            table = LabelTable().merged(self.label_products, 1, variables, self.variables)
+            add([Assignment(self, {"variables": variables, "label_products": table})])
 
     def restore(self, buffered: Block) -> None:
         """Replace the buffer by rows whose labels are encoded with the registered classes."""
-        state = self.state
-        if state is None:
-            raise RuntimeError("buffered rows need a state")
-        dtype = buffered.rows.dtype
-        capacity = self.parameters.capacity(state.width, dtype.itemsize)
-        self.buffer = Buffer(capacity, state.width, dtype)
+        width, dtype = buffered.rows.shape[1], buffered.rows.dtype
+        capacity = self.parameters.capacity(width, dtype.itemsize)
+        self.buffer = Buffer(capacity, width, dtype)
         add(self.buffer.appended(buffered, 0))
         if buffered.n == capacity:
             self.flush()

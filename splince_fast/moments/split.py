@@ -25,7 +25,6 @@ from splince_fast.labels.encoded import observed
 from splince_fast.moments.accumulator import Accumulator, merged_variables
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.scatters import DiagonalAccumulator, SampledAccumulator
 from splince_fast.moments.variables import ClassSums, Variable, check_column
 
 Float: TypeAlias = NDArray[np.float64]
@@ -36,12 +35,6 @@ Part: TypeAlias = "Accumulator | Split"
 # Largest number of classes: the memory for each class is a d x d matrix and a block of rows.
 MOST_CLASSES = 64
 _MOST_FOLDS = 1024
-
-
-class Total(Accumulator):
-    """The sum of the accumulators of all classes, by class."""
-
-    parts: Mapping[Key, Accumulator]
 
 
 class Split:
@@ -57,7 +50,7 @@ class Split:
         self.position = position
         self.feature_names: tuple[str, ...] | None = None
         self._work = Workspace()  # shared by the parts of all classes
-        self._total: Total | None = None
+        self._total: Accumulator | None = None
         self.broken = False  # whether a change of the parts failed half-way
         self.parts: dict[Key, Part] = {}
         if n_folds is None:
@@ -76,9 +69,9 @@ class Split:
             return accumulator_of(self.parameters)
         return Accumulator(replace(self.parameters, by=None), self._work)
 
-    def _leaves(self) -> Iterator[Accumulator]:
+    def leaves(self) -> Iterator[Accumulator]:
         for part in self.parts.values():
-            yield from part._leaves() if isinstance(part, Split) else (part,)
+            yield from part.leaves()
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -100,33 +93,27 @@ class Split:
             rows.check()
         if index is None:
             index = np.arange(rows.array.shape[0])
-        if numbers is None:
-            keys, codes = self._classes_of_rows(encoded, len(index))
-        else:
-            keys, codes = self._folds_of_rows(encoded, numbers)
+        keys, codes = (
+            self._classes_of_rows(encoded, len(index))
+            if numbers is None
+            else self._folds_of_rows(encoded, numbers)
+        )
         labels = {name: column for name, column in encoded.items() if name != self.groups}
-        for leaf in self._leaves():
+        for leaf in self.leaves():
             for name in labels.keys() & leaf.variables.keys():
                 check_column(leaf.variables[name], labels[name], name)
-        parts, in_order = dict(self.parts), in_order or numbers is not None
         chosen = {keys[code]: np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
-        for key in chosen:  # in the order of the rows' codes, for reproducible files
-            if key not in parts:
-                parts[key] = self.new_part()
+        # New parts are in the order of the rows' codes, for reproducible files.
+        parts = self.parts | {k: self.new_part() for k in chosen if k not in self.parts}
         if numbers is None:  # the classes share the work memory, which holds the sums of one block
-            merges = [cast(Accumulator, parts[k]).n_merges(rows, len(c)) for k, c in chosen.items()]
-            copy = sum(map(bool, merges)) > 1
+            plans = [cast(Accumulator, parts[k]).plan(rows, len(c)) for k, c in chosen.items()]
+            copy = sum(n_merges > 0 for _, n_merges in plans) > 1
         changes: list[Change] = []
         for key, own in chosen.items():
-            of_part = {name: _labels_of_rows(z, own) for name, z in labels.items()}
-            if numbers is None:  # a class lists the classes of its own rows only
-                of_part = {
-                    name: observed(z) if isinstance(z, ClassCodes) else z
-                    for name, z in of_part.items()
-                }
             changes += parts[key].prepare(
-                rows, None if weight is None else weight[own], of_part,
-                in_order=in_order, checked=True, index=index[own], copy=copy,
+                rows, None if weight is None else weight[own],
+                {name: _labels_of_rows(z, own, numbers is None) for name, z in labels.items()},
+                in_order=in_order or numbers is not None, checked=True, index=index[own], copy=copy,
             )  # fmt: skip
         return [*changes, Assignment(self, {"parts": parts, "_total": None})]
 
@@ -173,13 +160,6 @@ class Split:
             )
         return keys, column.codes
 
-    def put(self, key: Key, part: Part) -> None:
-        """Set a part."""
-        if self.n_folds is None:
-            cast(Accumulator, part)._work = self._work
-        self.parts[key] = part
-        self._total = None
-
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Return False: there is no fast path, and the caller must call `update`."""
         return False
@@ -188,7 +168,7 @@ class Split:
 
     @property
     def width(self) -> int | None:
-        return next((part.width for part in self.parts.values() if part.width), None)
+        return next((leaf.width for leaf in self.leaves() if leaf.width), None)
 
     @property
     def n_rows(self) -> int:
@@ -202,7 +182,7 @@ class Split:
     @property
     def variables(self) -> dict[VariableName, Variable]:
         """The variables of any part, whose kinds are those of all parts; the sums may differ."""
-        return {name: v for part in self._leaves() for name, v in part.variables.items()}
+        return {name: v for leaf in self.leaves() for name, v in leaf.variables.items()}
 
     def descriptions(self) -> dict[VariableName, str]:
         """Return the kind and size of each variable as text, including buffered rows."""
@@ -213,15 +193,11 @@ class Split:
     def _class_names(self) -> dict[VariableName, list[ClassName]]:
         """Return the names of the classes of each variable in any part, in sorted order."""
         names: dict[VariableName, dict[object, ClassName]] = {}
-        for part in self._leaves():
-            for name, variable in part.variables.items():
+        for leaf in self.leaves():
+            for name, variable in leaf.variables.items():
                 if isinstance(variable, ClassSums):
                     names.setdefault(name, {}).update({class_key(c): c for c in variable.names})
         return {name: sorted(classes.values(), key=sort_key) for name, classes in names.items()}
-
-    @property
-    def has_pending(self) -> bool:
-        return any(part.has_pending for part in self.parts.values())
 
     def merge_pending(self) -> None:
         """Merge the buffered rows of every part into its sums."""
@@ -235,7 +211,7 @@ class Split:
             total_of_folds: Part = summed(self.parts.values(), accumulator_of(self.parameters))
             return total_of_folds
         if self._total is None:
-            total = Total(self.parameters)
+            total = Accumulator(self.parameters)
             total.feature_names, total.parts = self.feature_names, cast(Any, self.parts)
             summed((self.parts[key] for key in sorted(self.parts, key=_order)), total)
             self._total = total
@@ -244,13 +220,21 @@ class Split:
     # -- algebra ---------------------------------------------------------------------------
 
     def check_compatible(self, other: Part) -> None:
-        for part in self._leaves():
+        for part in self.leaves():
             part.check_compatible(cast(Accumulator, other))  # which has a width
 
-    def _empty_like(self) -> Split:
-        empty = Split(self.parameters, self.n_folds, self.groups, self.position)
-        empty.feature_names = self.feature_names
-        return empty
+    def _with_parts(self, parts: dict[Key, Part]) -> Split:
+        result = Split(self.parameters, self.n_folds, self.groups, self.position)
+        result.feature_names = self.feature_names
+        result.put(parts)
+        return result
+
+    def put(self, parts: Mapping[Key, Part]) -> None:
+        """Set parts, which then share the work memory if they are classes."""
+        for key, part in parts.items():
+            if self.n_folds is None:
+                cast(Accumulator, part)._work = self._work
+            self.parts[key] = part
 
     def add(self, other: Split) -> None:
         """Add the parts of another split, in place. Neither may have pending rows."""
@@ -259,7 +243,7 @@ class Split:
     def merged(self, other: Split) -> list[Change]:
         """Return the changes that add the parts of another split."""
         self.check_compatible(other)
-        for first, second in product(self._leaves(), other._leaves()):  # also of different classes
+        for first, second in product(self.leaves(), other.leaves()):  # also of different classes
             if first.width and second.width:
                 merged_variables(_kinds(first), _kinds(second), np.zeros(first.width), 1)
         parts, changes = dict(self.parts), list[Change]()
@@ -279,17 +263,12 @@ class Split:
                     f"cannot remove rows of the class {key!r}: no rows of this class were added; "
                     "subtract only moments that were added"
                 )
-        result = self._empty_like()
-        for key, part in self.parts.items():
-            known = key in other.parts
-            result.put(key, cast(Any, part).without(other.parts[key]) if known else part.copy())
-        return result
+        parts = {k: cast(Any, p).without(other.parts[k]) if k in other.parts else p.copy()
+                 for k, p in self.parts.items()}  # fmt: skip
+        return self._with_parts(parts)
 
     def copy(self) -> Split:
-        result = self._empty_like()
-        for key, part in self.parts.items():
-            result.put(key, part.copy())
-        return result
+        return self._with_parts({key: part.copy() for key, part in self.parts.items()})
 
     def scale(self, factor: float) -> None:
         """Multiply every weight by a factor. All buffers must be empty."""
@@ -320,17 +299,14 @@ def summed(parts: Iterable[Part], total: Any) -> Any:
 
 def accumulator_of(parameters: Parameters) -> Part:
     """Return an empty accumulator or split for moments with these parameters."""
-    if parameters.by is not None:
-        return Split(parameters)
-    if parameters.is_diagonal:
-        return DiagonalAccumulator(parameters)
-    return SampledAccumulator(parameters) if parameters.subsample < 1 else Accumulator(parameters)
+    return Accumulator(parameters) if parameters.by is None else Split(parameters)
 
 
-def _labels_of_rows(column: Encoded, index: Index) -> Encoded:
-    """Return the labels of the rows `index`; the list of classes does not change."""
+def _labels_of_rows(column: Encoded, index: Index, only_observed: bool) -> Encoded:
+    """Return the labels of the rows `index`, with all classes or those of these rows only."""
     if isinstance(column, ClassCodes):
-        return ClassCodes(column.classes, column.codes[index])
+        labels = ClassCodes(column.classes, column.codes[index])
+        return observed(labels) if only_observed else labels
     present = None if column.present is None else column.present[index]
     return Columns(column.columns, column.values[index], present)
 
@@ -348,7 +324,7 @@ def _digest(name: ClassName) -> int:
 def _kinds(leaf: Accumulator) -> dict[VariableName, Variable]:
     """Return empty variables of the same kinds, with the same columns or with one class name."""
     return {
-        name: ClassSums(variable.width, variable.names[:1])
+        name: ClassSums.empty(variable.width, variable.names[:1])
         if isinstance(variable, ClassSums)
         else variable.empty_like()
         for name, variable in leaf.variables.items()

@@ -23,12 +23,8 @@ from splince_fast._solve.options import Options, check_moment_options
 from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.scatters import (
-    FactorInput,
-    SampledAccumulator,
-    SampleStatistics,
-)
-from splince_fast.moments.split import Total
+from splince_fast.moments.scatters import Sampled, SampleStatistics
+from splince_fast.moments.state import FactorInput
 from splince_fast.moments.variables import ClassSums, look_up
 
 Float = NDArray[np.float64]
@@ -50,31 +46,30 @@ class Statistics:
 
     def __init__(self, accumulator: Accumulator) -> None:
         state = accumulator.nonempty_state()
-        second = state.second
         self.accumulator: Accumulator | None = accumulator
         self.parameters = accumulator.parameters
         self.is_diagonal = self.parameters.covariance_type == "diag"
+        self.is_sampled = self.parameters.subsample < 1
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
-        self.variances = second.diagonal() / state.weight
+        self.variances = state.second.diagonal() / state.weight
         # machine epsilon of the rows' dtype; 0 for float64 and integers
         self.row_eps = state.row_eps
         self.feature_names = accumulator.feature_names
         self.variables, self.pairs = accumulator.variables, accumulator.label_products
         self.variable = partial(look_up, self.variables)
-        if not isinstance(accumulator, SampledAccumulator):
-            # Without sampling, nothing has to be estimated when it is first read.
+        if not self.is_sampled:
             self.sample = None
-            self.covariance = FactorInput(
-                second.matrix, state.weight, state.n_rows, state.weight, second.unit_roundoff
-            )
+            self.covariance = state.second.factor_input(state, self.feature_names)
 
     @cached_property
     def covariance(self) -> FactorInput:
-        return cast(SampledAccumulator, self.accumulator).factor_input()
+        """Cov(x); that of a sample is estimated when it is first read."""
+        state = cast(Accumulator, self.accumulator).nonempty_state()
+        return state.second.factor_input(state, self.feature_names)
 
     @cached_property
     def sample(self) -> SampleStatistics | None:
-        return self.covariance.sample
+        return cast("SampleStatistics | None", self.covariance.sample)
 
     def _statistics(self) -> AbstractContextManager[Statistics]:
         return nullcontext(self)
@@ -108,8 +103,9 @@ class Statistics:
             variances = (1 - intensity) * self.variances + intensity * self.variances.mean()
             factor = kernels.diagonal(variances, floor)
         else:
-            if isinstance(self.accumulator, SampledAccumulator):
-                self.accumulator.check_rows(bool(options.shrinkage))
+            if self.is_sampled:
+                state = cast(Accumulator, self.accumulator).nonempty_state()
+                cast(Sampled, state.second).check_rows(state, bool(options.shrinkage))
             covariance = self.covariance
             factor = factors.dense(
                 covariance.scatter,
@@ -193,7 +189,7 @@ class Statistics:
         # has too few rows for the rank of Cov(x). `factor` is of Cov(x) without shrinkage; it is
         # computed if it is None.
         accumulator, by = self.accumulator, self.parameters.by
-        if not isinstance(accumulator, Total):
+        if accumulator is None or not accumulator.parts:
             return self.noise
         if by is None or by not in names:
             return {}
@@ -242,7 +238,7 @@ class Statistics:
         result.variables = {name: variable.copy() for name, variable in self.variables.items()}
         result.variable = partial(look_up, result.variables)
         result.noise = self.class_noise(list(self.variables), None if result.shrinkage else factor)
-        result.pairs, result.factor = self.pairs.copy(), factor
+        result.factor = factor
         # The copy neither reads the moments nor keeps their memory.
         result.covariance = covariance._replace(scatter=np.empty((0, 0)))
         result.accumulator = None

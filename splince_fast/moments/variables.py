@@ -12,22 +12,19 @@ add             changes that add the sums of a block, with sums of x - r; change
 merged          self + sign other, for a reference point of `other` that exceeds ours by `offset`
 make_constant   set the sums as if features were constant: the reference point + `mean_deviation`
 span            vectors that span the columns of Cov(x, z), ddof = 0, with z in standard units
-tensors, read   named arrays of a file; `read` and `read_labels` raise FileFormatError
+read            the variable of a file; `read` and `read_labels` raise FileFormatError
 ==============  ====================================================================================
-
-The sums of class c are the number of rows n_c, the weight sum w_c = sum w_i and
-s_c = sum w_i (x_i - r). Those of a continuous variable are the number of labelled rows, the weight
-sum, sum w (x - r), sum w (z - t), sum w (z - t)(x - r)^T and sum w (z - t)(z - t)^T, with the
-reference point t of z.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,98 +57,101 @@ from splince_fast.moments.state import EPS64
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
+# Largest absolute value of a label: sums of squares of larger labels may overflow float64.
+_LARGEST_VALUE = 1e140
 
-class ClassSums:
+
+@dataclass(eq=False)
+class _Sums:
+    """The sums of one variable. Attributes of the names in `TENSORS` are the tensors of a file."""
+
+    kind: ClassVar[str]
+    TENSORS: ClassVar[Layout]
+    LINEAR: ClassVar[tuple[str, ...]]  # attributes that are proportional to the weights
+
+    width: int
+    names: tuple[Any, ...]  # of the classes or columns
+
+    def __post_init__(self) -> None:
+        self.n_columns = len(self.names)
+
+    def copy(self) -> Self:
+        return replace(self, **{name: copy(getattr(self, name)) for name in self.TENSORS})
+
+    def scaled(self, factor: float) -> Self:
+        return replace(self, **{name: factor * getattr(self, name) for name in self.LINEAR})
+
+    def tensors(self) -> Tensors:
+        return {name: np.atleast_1d(getattr(self, name)) for name in self.TENSORS}
+
+
+@dataclass(eq=False)
+class ClassSums(_Sums):
     """Sums per class of a class-coded variable."""
 
     # Each array has one row per class. The arrays are shorter than `names` if the last classes
     # occur only in buffered rows.
 
-    __slots__ = (
-        "_last_lookup", "_names", "_positions", "n_columns", "rows", "sums", "weights", "width",
-    )  # fmt: skip
-
-    kind: ClassVar[str] = "classes"
+    kind = "classes"
     TENSORS: ClassVar[Layout] = {
         "rows": (np.int64, ("k",), 0),
         "weights": (np.float64, ("k",), 0),
         "sums": (np.float64, ("k", "d")),
     }
+    LINEAR = ("weights", "sums")
 
-    def __init__(
-        self,
-        width: int,
-        names: Sequence[ClassName] = (),
-        rows: Int | None = None,
-        weights: Float | None = None,
-        sums: Float | None = None,
-    ) -> None:
-        k = self.n_columns = len(names)
-        self.width = width
-        self._names = list(names)
-        self._positions: dict[Hashable, int] = {}
-        self.rows = np.zeros(k, np.int64) if rows is None else rows
-        self.weights = np.zeros(k) if weights is None else weights  # (k,): weight sum of each class
-        # (k, d): sum w (x - r) of each class
-        self.sums = np.zeros((k, width)) if sums is None else sums
+    rows: Int  # (k,): number of rows of each class
+    weights: Float  # (k,): weight sum of each class
+    sums: Float  # (k, d): sum w (x - r) of each class
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # Cache for columns with the same classes: the classes of the last column, and the position
         # of each class in the sums, followed by -1 for a missing label.
         self._last_lookup: tuple[tuple[ClassName, ...], Codes] | None = None
 
-    @property
-    def names(self) -> list[ClassName]:
-        return self._names.copy()
+    @classmethod
+    def empty(cls, width: int, names: Iterable[ClassName] = ()) -> ClassSums:
+        names = tuple(names)
+        k = len(names)
+        return cls(width, names, np.zeros(k, np.int64), np.zeros(k), np.zeros((k, width)))
 
-    @property
+    @cached_property
     def position_by_key(self) -> dict[Hashable, int]:
         """Position of each class in the sums, by class key."""
         # The dict is built on first use, since a column may declare many classes that never occur.
-        positions, names = self._positions, self._names
-        if len(positions) < len(names):
-            # Assign only the complete dict, since other threads may read the attribute.
-            positions = dict(zip(_keys(names), range(len(names)), strict=True))
-            self._positions = positions
-        return positions
+        return dict(zip(_keys(self.names), range(len(self.names)), strict=True))
 
     # -- filling ---------------------------------------------------------------------------
 
     @classmethod
     def new(cls, width: int, column: ClassCodes) -> ClassSums:
-        return cls(width)
+        return cls.empty(width)
 
     def encode(self, column: ClassCodes, name: object) -> tuple[Codes | None, ClassSums]:
-        classes, n_registered = column.classes, len(self._names)
+        classes, names = column.classes, self.names
         if not classes:
             return None, self
-        if n_registered and type(self._names[0]) is not type(classes[0]):
-            first = self._names[0]
+        if names and type(names[0]) is not type(classes[0]):
             raise LabelError(
-                f"the classes of {name!r} were of type {type(first).__name__} in earlier "
-                f"blocks (such as {first!r}) and are of type {type(classes[0]).__name__} in "
+                f"the classes of {name!r} were of type {type(names[0]).__name__} in earlier "
+                f"blocks (such as {names[0]!r}) and are of type {type(classes[0]).__name__} in "
                 f"this one (such as {classes[0]!r}); use one type throughout"
             )
         if self._last_lookup is not None:
             before, lookup = self._last_lookup
-            # Equality does not suffice for joint classes, which are tuples: (True,) == (1,), but
-            # they are different classes.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), self
         # A missing label has code -1, which indexes the last entry of `lookup`, -1.
         lookup = np.full(len(classes) + 1, -1, np.intp)
-        if n_registered:
+        if names:
             positions = map(self.position_by_key.get, _keys(classes), repeat(-1))
             lookup[:-1] = np.fromiter(positions, np.intp, len(classes))
         new = np.flatnonzero(lookup[:-1] < 0)
         variable = self
         if len(new):
-            lookup[new] = np.arange(n_registered, n_registered + len(new))
-            names = [*self._names, *(classes[i] for i in new.tolist())]
-            variable = ClassSums(self.width, names, self.rows, self.weights, self.sums)
-            if len(self._positions) == n_registered > 0:
-                added = zip(
-                    _keys(names[n_registered:]), range(n_registered, len(names)), strict=True
-                )
-                variable._positions = self._positions | dict(added)
+            lookup[new] = np.arange(len(names), len(names) + len(new))
+            variable = replace(self, names=(*names, *(classes[i] for i in new.tolist())))
         variable._last_lookup = classes, lookup
         return lookup.take(column.codes, mode="wrap"), variable
 
@@ -172,56 +172,45 @@ class ClassSums:
     def label_sums(self, labels: Codes, weight: Float | None) -> LabelSums:
         # Class sums only for classes that occur in `labels`; missing labels, -1, have none.
         codes, present, rows, weights, size = row_kernels.count_classes(
-            labels, weight, len(self._names)
+            labels, weight, len(self.names)
         )
         return LabelSums(codes, weights, np.empty((0, len(labels))), (present, rows, size))
 
     def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
         present, rows, size = sums.data
-        new = self._padded_to(size) if size > len(self.rows) else (
+        new = self._padded(size) if size > len(self.rows) else (
             self.rows.copy(), self.weights.copy(), self.sums
         )  # fmt: skip
         new[0][present] += rows
         new[1][present] += sums.weights
-        attributes = dict(zip(("rows", "weights", "sums"), new, strict=True))
+        attributes = dict(zip(self.TENSORS, new, strict=True))
         return [Addition(new[2], class_sums, present), Assignment(self, attributes)]
 
     # -- algebra ---------------------------------------------------------------------------
 
     def empty_like(self) -> ClassSums:
-        return ClassSums(self.width)
-
-    def copy(self) -> ClassSums:
-        return ClassSums(
-            self.width, self._names, self.rows.copy(), self.weights.copy(), self.sums.copy()
-        )
-
-    def scale(self, factor: float) -> None:
-        self.weights *= factor
-        self.sums *= factor
+        return self.empty(self.width)
 
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ClassSums:
         refuse_other_kind(name, self, other)
-        ours, theirs = self._names, other._names
+        ours, theirs = self.names, other.names
         if ours and theirs and type(ours[0]) is not type(theirs[0]):
             raise IncompatibleMomentsError(
                 f"the classes of {name!r} are of type {type(ours[0]).__name__} on one side and "
                 f"{type(theirs[0]).__name__} on the other; use one type throughout"
             )
-        names = ours
-        same = self._has_names_of(other)
-        if not same:
-            our_keys = self.position_by_key
-            others = zip(theirs, _keys(theirs), strict=True)
-            names = [*ours, *(name for name, key in others if key not in our_keys)]
-        if sign < 0 and len(names) > len(ours):
+        new: list[ClassName] = []
+        if not _same_names(ours, theirs):
+            keys = zip(theirs, _keys(theirs), strict=True)
+            new = [class_name for class_name, key in keys if key not in self.position_by_key]
+        if sign < 0 and new:
             raise IncompatibleMomentsError(
-                f"cannot remove rows of {name!r} = {names[len(ours)]!r}: no rows of this class "
-                "were added; subtract only moments that were added"
+                f"cannot remove rows of {name!r} = {new[0]!r}: no rows of this class were added; "
+                "subtract only moments that were added"
             )
-        result = ClassSums(self.width, names, *self._padded_to(len(names)))
-        positions = slice(None) if same else result.positions(theirs)
-        rows, weights, sums = other._padded()
+        result = ClassSums(self.width, (*ours, *new), *self._padded(len(ours) + len(new)))
+        positions = result.positions_of(other)
+        rows, weights, sums = other._padded(len(theirs))
         result.rows[positions] += sign * rows
         result.weights[positions] += sign * weights
         result.sums[positions] += sign * (sums + weights[:, None] * offset)
@@ -231,45 +220,33 @@ class ClassSums:
 
     def _check_part(self, name: object) -> None:
         """Check the sums after a removal; set those of classes without rows to exactly 0."""
+        empty, problem = self.rows == 0, ""
         if (self.rows < 0).any():
             worst = self.names[int(np.argmin(self.rows))]
-            raise IncompatibleMomentsError(
-                f"cannot remove more rows of {name!r} = {worst!r} than were added; subtract only "
-                "moments that were added"
-            )
-        empty = self.rows == 0
-        if (self.weights[~empty] <= 0).any():
-            raise IncompatibleMomentsError(
+            problem = f"cannot remove more rows of {name!r} = {worst!r} than were added"
+        elif (self.weights[~empty] <= 0).any():
+            problem = (
                 f"cannot remove these moments: rows of a class of {name!r} would remain without "
-                "weight; subtract only moments that were added"
+                "weight"
             )
+        if problem:
+            raise IncompatibleMomentsError(f"{problem}; subtract only moments that were added")
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
 
     def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
         self.sums[:, features] = np.outer(self.weights, mean_deviation[features])
 
-    def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
-        """Return the position in the sums of each class in `names`; all classes must exist."""
-        positions = self.position_by_key
-        return np.array([positions[key] for key in _keys(names)], np.intp)
-
     def positions_of(self, other: ClassSums) -> NDArray[np.intp] | slice:
         """Return the position in the sums of each class of `other`; all classes must exist."""
-        return slice(None) if self._has_names_of(other) else self.positions(other._names)
+        if _same_names(self.names, other.names):
+            return slice(None)
+        return np.array([self.position_by_key[key] for key in _keys(other.names)], np.intp)
 
-    def _has_names_of(self, other: ClassSums) -> bool:
-        """Return whether `other` has the same classes in order; always False for joint classes."""
-        names = self._names
-        tuples = bool(names) and type(names[0]) is tuple  # joint classes: (True,) == (1,)
-        return names == other._names and not tuples
-
-    def in_order(self, names: list[ClassName]) -> ClassSums:
+    def in_order(self, names: Iterable[ClassName]) -> ClassSums:
         """Return a copy with the classes `names`, in this order; they may include new classes."""
-        result = ClassSums(self.width, names)
-        index = result.positions(self._names)
-        result.rows[index], result.weights[index], result.sums[index] = self._padded()
-        return result
+        empty = self.empty(self.width, names)
+        return empty.merged(self, np.zeros(self.width), 1, "")
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -285,7 +262,7 @@ class ClassSums:
     def description(self) -> str:
         return f"{self.n_columns} classes"
 
-    def class_names(self, name: object) -> list[ClassName]:
+    def class_names(self, name: object) -> tuple[ClassName, ...]:
         return self.names
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
@@ -307,13 +284,7 @@ class ClassSums:
 
     # -- storing ---------------------------------------------------------------------------
 
-    def _padded(self) -> tuple[Int, Float, Float]:
-        """Return `rows`, `weights` and `sums`, with zeros for classes that have no sums yet."""
-        if len(self._names) == len(self.rows):
-            return self.rows, self.weights, self.sums
-        return self._padded_to(len(self._names))
-
-    def _padded_to(self, size: int) -> tuple[Int, Float, Float]:
+    def _padded(self, size: int) -> tuple[Int, Float, Float]:
         """Return copies of `rows`, `weights` and `sums`, padded with zeros to `size` classes."""
         # `numpy.zeros` takes physical memory only for zeros that are written, which matters if most
         # declared classes never occur.
@@ -323,14 +294,16 @@ class ClassSums:
         return padded
 
     def tensors(self) -> Tensors:
-        return dict(zip(self.TENSORS, self._padded(), strict=True))
+        if len(self.rows) == len(self.names):
+            return super().tensors()
+        return dict(zip(self.TENSORS, self._padded(len(self.names)), strict=True))
 
     def metadata(self) -> dict[str, Any]:
-        return {"kind": self.kind, "names": names_to_json(tuple(self.names))}
+        return {"kind": self.kind, "names": names_to_json(self.names)}
 
     @classmethod
     def read(cls, width: int, meta: Mapping[str, Any], tensors: Tensors) -> ClassSums:
-        names = list(names_from_json(meta["names"]))
+        names = tuple(names_from_json(meta["names"]))
         sums = check_tensors(tensors, cls.TENSORS, {"d": width, "k": len(names)})
         return cls(width, names, *sums)
 
@@ -339,6 +312,13 @@ class ClassSums:
         if n_rows and (labels.min() < -1 or labels.max() >= self.n_columns):
             raise FileFormatError(f"the tensor {key!r} names a class that does not exist")
         return labels.astype(np.intp)
+
+
+def _same_names(names: tuple[ClassName, ...], others: tuple[ClassName, ...]) -> bool:
+    """Return whether classes are the same in the same order; always False for joint classes."""
+    # Equality does not suffice for joint classes, which are tuples: (True,) == (1,), but they are
+    # different classes.
+    return names is others or (names == others and not (names and type(names[0]) is tuple))
 
 
 def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
@@ -373,15 +353,11 @@ def refuse_other_kind(name: object, ours: Any, theirs: Any) -> None:
         )
 
 
-# Largest absolute value of a label: sums of squares of larger labels may overflow float64.
-_LARGEST_VALUE = 1e140
-
-
-@dataclass(slots=True)
-class ColumnSums:
+@dataclass(eq=False)
+class ColumnSums(_Sums):
     """Sums of the columns of a continuous variable z."""
 
-    kind: ClassVar[str] = "continuous"
+    kind = "continuous"
     TENSORS: ClassVar[Layout] = {
         "counts": (np.int64, (1,), 0),
         "weight": (np.float64, (1,), 0),
@@ -391,10 +367,9 @@ class ColumnSums:
         "products": (np.float64, ("k", "d")),
         "squares": (np.float64, ("k", "k")),
     }
+    LINEAR = ("weight", "x_sum", "z_sum", "products", "squares")
 
-    width: int
-    names: list[str]
-    n_rows: int  # number of labelled rows
+    counts: int  # number of labelled rows
     weight: float  # weight sum of the labelled rows
     reference: Float  # (k,): reference point t of z; arbitrary before the first rows
     x_sum: Float  # (d,): sum w (x - r)
@@ -403,7 +378,8 @@ class ColumnSums:
     squares: Float  # (k, k): sum w (z - t)(z - t)^T
 
     @classmethod
-    def _empty(cls, width: int, names: list[str]) -> ColumnSums:
+    def _empty(cls, width: int, names: Iterable[str]) -> ColumnSums:
+        names = tuple(names)
         k = len(names)
         return cls(width, names, 0, 0.0, np.zeros(k), np.zeros(width), np.zeros(k),
                    np.zeros((k, width)), np.zeros((k, k)))  # fmt: skip
@@ -412,17 +388,17 @@ class ColumnSums:
 
     @classmethod
     def new(cls, width: int, column: Columns) -> ColumnSums:
-        return cls._empty(width, list(column.columns))
+        return cls._empty(width, column.columns)
 
     def encode(self, column: Columns, name: object) -> tuple[Float | None, ColumnSums]:
         if column.present is not None and not column.present.any():
             return None, self
-        names, values = list(column.columns), column.values
+        names, values = tuple(column.columns), column.values
         unnamed = self.unnamed
         if len(names) != self.n_columns or not (names == self.names or unnamed or _unnamed(names)):
             raise LabelError(
-                f"the variable {name!r} had the columns {self.names} in earlier blocks and "
-                f"has {names} in this one; pass the same columns in the same order"
+                f"the variable {name!r} had the columns {list(self.names)} in earlier blocks and "
+                f"has {list(names)} in this one; pass the same columns in the same order"
             )
         largest = max(float(values.max()), -float(values.min())) if values.size else 0.0
         if largest > _LARGEST_VALUE:
@@ -471,7 +447,7 @@ class ColumnSums:
     def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
         n_rows, weight, reference, z_sum, squares = sums.data
         attributes = {
-            "n_rows": self.n_rows + n_rows, "weight": self.weight + weight,
+            "counts": self.counts + n_rows, "weight": self.weight + weight,
             "reference": reference, "x_sum": self.x_sum + products[-1],
             "z_sum": self.z_sum + z_sum, "squares": self.squares + squares,
         }  # fmt: skip
@@ -480,71 +456,51 @@ class ColumnSums:
     # -- algebra ---------------------------------------------------------------------------
 
     def empty_like(self) -> ColumnSums:
-        return self._empty(self.width, list(self.names))
-
-    def copy(self) -> ColumnSums:
-        return replace(self, names=list(self.names), reference=self.reference.copy(),
-                       x_sum=self.x_sum.copy(), z_sum=self.z_sum.copy(),
-                       products=self.products.copy(), squares=self.squares.copy())  # fmt: skip
-
-    def scale(self, factor: float) -> None:
-        self.weight *= factor
-        for sums in (self.x_sum, self.z_sum, self.products, self.squares):
-            sums *= factor
+        return self._empty(self.width, self.names)
 
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
         self._refuse_other_columns(other, sign, name)
-        names = list(other.names) if self.unnamed else list(self.names)
+        names = other.names if self.unnamed else self.names
         if self.n_rows == other.n_rows and sign < 0:
             return self._empty(self.width, names)
-        result = self.copy()
-        result.names = names
-        if not other.n_rows:
-            return result
-        if not self.n_rows:
-            result.reference = other.reference.copy()
-        z_offset = other.reference - result.reference
-        z_sum = other.z_sum + other.weight * z_offset
-        x_sum = other.x_sum + other.weight * offset
-        products = (
-            other.products
-            + np.outer(z_offset, other.x_sum)
-            + np.outer(other.z_sum, offset)
-            + other.weight * np.outer(z_offset, offset)
-        )
-        squares = (
-            other.squares
-            + np.outer(z_offset, other.z_sum)
-            + np.outer(other.z_sum, z_offset)
-            + other.weight * np.outer(z_offset, z_offset)
-        )
-        result.n_rows += sign * other.n_rows
-        result.weight += sign * other.weight
-        result.x_sum += sign * x_sum
-        result.z_sum += sign * z_sum
-        result.products += sign * products
-        result.squares += sign * squares
-        if result.weight <= 0:
+        reference = self.reference if self.n_rows or not other.n_rows else other.reference
+        t = other.reference - reference if other.n_rows else np.zeros(len(names))
+        weight = self.weight + sign * other.weight
+        if weight <= 0 and sign < 0:
             raise IncompatibleMomentsError(
                 f"cannot remove these moments: rows labelled with {name!r} would remain without "
                 "weight; subtract only moments that were added"
             )
-        if sign < 0:
+        products = (
+            other.products
+            + np.outer(t, other.x_sum)
+            + np.outer(other.z_sum + other.weight * t, offset)
+        )
+        squares = (
+            other.squares + np.outer(t, other.z_sum) + np.outer(other.z_sum + other.weight * t, t)
+        )
+        result = ColumnSums(
+            self.width, names, self.counts + sign * other.counts, weight, reference.copy(),
+            self.x_sum + sign * (other.x_sum + other.weight * offset),
+            self.z_sum + sign * (other.z_sum + other.weight * t),
+            self.products + sign * products, self.squares + sign * squares,
+        )  # fmt: skip
+        if sign < 0 and other.n_rows:
             result._clear_rounding(self)
         return result
 
     def _refuse_other_columns(self, other: ColumnSums, sign: int, name: object) -> None:
         """Raise IncompatibleMomentsError if columns differ, or a removed part has too many rows."""
+        difference = ""
         if self.n_columns != other.n_columns:
+            difference = f"{self.n_columns} columns on one side and {other.n_columns}"
+        elif self.names != other.names and not (self.unnamed or other.unnamed):
+            difference = f"the columns {list(self.names)} on one side and {list(other.names)}"
+        if difference:
             raise IncompatibleMomentsError(
-                f"the variable {name!r} has {self.n_columns} columns on one side and "
-                f"{other.n_columns} on the other; accumulate both from the same columns"
-            )
-        if self.names != other.names and not (self.unnamed or other.unnamed):
-            raise IncompatibleMomentsError(
-                f"the variable {name!r} has the columns {self.names} on one side and "
-                f"{other.names} on the other; accumulate both from the same columns"
+                f"the variable {name!r} has {difference} on the other; accumulate both from the "
+                "same columns"
             )
         if sign < 0 and other.n_rows > self.n_rows:
             raise IncompatibleMomentsError(
@@ -574,8 +530,8 @@ class ColumnSums:
     # -- reading ---------------------------------------------------------------------------
 
     @property
-    def n_columns(self) -> int:
-        return len(self.names)
+    def n_rows(self) -> int:
+        return self.counts
 
     @property
     def unnamed(self) -> bool:
@@ -621,11 +577,6 @@ class ColumnSums:
 
     # -- storing ---------------------------------------------------------------------------
 
-    def tensors(self) -> Tensors:
-        counts, weight = np.array([self.n_rows], np.int64), np.array([self.weight])
-        sums = (self.reference, self.x_sum, self.z_sum, self.products, self.squares)
-        return dict(zip(self.TENSORS, (counts, weight, *sums), strict=True))
-
     def metadata(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": list(self.names)}
 
@@ -637,7 +588,7 @@ class ColumnSums:
         counts, weight, *sums = check_tensors(tensors, cls.TENSORS, {"d": width, "k": len(names)})
         if (np.diag(tensors["squares"]) < 0).any():
             raise FileFormatError("a continuous variable has a negative sum of squares")
-        return cls(width, names, int(counts[0]), float(weight[0]), *sums)
+        return cls(width, tuple(names), int(counts[0]), float(weight[0]), *sums)
 
     def read_labels(self, labels: NDArray[Any], n_rows: int, key: str) -> Float:
         if labels.dtype != np.float64 or labels.shape != (n_rows, self.n_columns):
@@ -647,8 +598,8 @@ class ColumnSums:
         return labels
 
 
-def _unnamed(names: list[str]) -> bool:
-    return names == [str(i) for i in range(len(names))]
+def _unnamed(names: tuple[str, ...]) -> bool:
+    return names == tuple(map(str, range(len(names))))
 
 
 Variable: TypeAlias = ClassSums | ColumnSums

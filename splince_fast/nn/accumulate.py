@@ -212,7 +212,7 @@ class DeviceAccumulator(Accumulator):
         buffer = self.buffer
         if buffer is None or buffer.rows.dtype != rows.dtype:
             self.flush()
-            allocate = partial(torch.empty, dtype=torch.float64, device=self.device)
+            allocate = partial(torch.empty, device=self.device)
             return Buffer(capacity, rows.width, rows.dtype, allocate)
         return buffer
 

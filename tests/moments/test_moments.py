@@ -2,7 +2,7 @@
 
 What the random walks of test_moments_state_machine.py cannot aim at is tested here by name.
 
-Modules: `moments.accumulator`, `moments.block`, `moments.inputs`, `moments.state`,
+Modules: `moments.accumulator`, `moments.block`, `moments.moments`, `moments.state`,
 `moments.stream`, `moments.variables`.
 """
 
