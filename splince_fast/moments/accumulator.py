@@ -18,11 +18,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels.row_kernels import Assignment, Change, add
 from splince_fast._runtime import threads
 from splince_fast._runtime.rows import Rows, SparseRows, eps_of
-from splince_fast.exceptions import (
-    IncompatibleMomentsError,
-    InputError,
-    NotEnoughDataError,
-)
+from splince_fast.exceptions import IncompatibleMomentsError, InputError, NotEnoughDataError
 from splince_fast.labels import ClassName, Encoded, VariableName
 from splince_fast.moments.block import (
     MATRIX_PRODUCT_FROM,
@@ -37,7 +33,7 @@ from splince_fast.moments.block import (
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatters import Diagonal, Sampled, sum_variances
-from splince_fast.moments.state import Scatter, State
+from splince_fast.moments.state import Scatter, State, not_added
 from splince_fast.moments.variables import (
     KIND_OF_COLUMN,
     ClassSums,
@@ -60,16 +56,15 @@ def merged_variables(
     sign: int,
 ) -> dict[VariableName, Variable]:
     """Return the sum (sign 1) or difference (sign -1) of the variables of two accumulators."""
-    # `offset` is the reference point of `theirs` minus that of `ours`. Variables that only `ours`
-    # has are not copied.
+    # `offset` is the reference point of `theirs` minus that of `ours`.
     result = dict(ours)
     for name, variable in theirs.items():
         ours_or_empty = result.get(name)
         if ours_or_empty is None:
             if sign < 0:
-                raise IncompatibleMomentsError(
+                raise not_added(
                     f"cannot remove rows labelled with {name!r}: no labels of this variable were "
-                    "added; subtract only moments that were added"
+                    "added"
                 )
             ours_or_empty = variable.empty_like()
         result[name] = ours_or_empty.merged(variable, offset, sign, name)
@@ -405,19 +400,16 @@ class Accumulator:
             return result
         if state is None:
             if theirs.n_rows:
-                raise IncompatibleMomentsError(
-                    "cannot remove rows from empty moments; subtract only moments that were added"
-                )
+                raise not_added("cannot remove rows from empty moments")
             return result
         offset = theirs.reference - state.reference
         variables = merged_variables(result.variables, part.variables, offset, -1)
         constant, rounding = state.remove(theirs)
         for name, variable in variables.items():
             if variable.n_rows > state.n_rows:
-                raise IncompatibleMomentsError(
+                raise not_added(
                     f"cannot remove these moments: {state.n_rows} rows would remain, and "
-                    f"{variable.n_rows} rows labelled with {name!r}; subtract only moments that "
-                    "were added"
+                    f"{variable.n_rows} rows labelled with {name!r}"
                 )
             # In `constant` features the remaining scatter is within rounding error. A feature whose
             # mean differs between labels is not constant: sums per label are accurate to float64.

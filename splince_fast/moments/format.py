@@ -103,8 +103,8 @@ def _sums_of(accumulator: Accumulator, packed: bool) -> Record:
     state, variables = accumulator.state, accumulator.variables
     if state is None:
         return {}, {"width": None, "variables": []}
-    sums = state.reference, np.array([state.weight]), state.deviation
-    tensors = dict(zip(State.TENSORS, sums, strict=True)) | state.second.tensors(packed)
+    tensors = {name: np.atleast_1d(getattr(state, name)) for name in State.TENSORS}
+    tensors |= state.second.tensors(packed)
     if isinstance(state.rounding_bound, np.ndarray):
         tensors["lost"] = state.rounding_bound
     for i, variable in enumerate(variables.values()):
@@ -189,15 +189,16 @@ def _fill_sums(accumulator: Accumulator, tensors: Tensors, metadata: Mapping[str
             f"blocks of {block_rows} rows of {width!r} features are invalid or take more than "
             f"{_MOST_BLOCK_BYTES >> 30} GiB; the file was edited or damaged"
         )
-    reference, weights, deviation = check_tensors(tensors, State.TENSORS, {"d": width})
-    n_rows, weight, eps = _read_count(metadata, "n_rows"), float(weights[0]), metadata["row_eps"]
-    if (weight > 0) != (n_rows > 0):
-        raise FileFormatError("the number of rows and their weight contradict each other")
-    if not isinstance(eps, float) or not 0.0 <= eps < 1.0:
-        raise FileFormatError(f"row_eps is {eps!r}, not a number from 0 to 1")
     state = accumulator.state = accumulator._empty_state(0)
-    state.reference, state.deviation, state.row_eps = reference, deviation, eps
-    state.n_rows, state.weight = n_rows, weight
+    sums = check_tensors(tensors, State.TENSORS, {"d": width})
+    for attribute, tensor in zip(State.TENSORS, sums, strict=True):
+        setattr(state, attribute, tensor)
+    state.weight, state.n_rows = float(tensors["weight"][0]), _read_count(metadata, "n_rows")
+    state.row_eps = metadata["row_eps"]
+    if (state.weight > 0) != (state.n_rows > 0):
+        raise FileFormatError("the number of rows and their weight contradict each other")
+    if not isinstance(state.row_eps, float) or not 0.0 <= state.row_eps < 1.0:
+        raise FileFormatError(f"row_eps is {state.row_eps!r}, not a number from 0 to 1")
     state.second.read(tensors, width)
     state.second.unit_roundoff = EPS32 if metadata["float32_products"] else EPS64
     if (state.second.diagonal() < 0).any():
@@ -205,9 +206,11 @@ def _fill_sums(accumulator: Accumulator, tensors: Tensors, metadata: Mapping[str
     if "lost" in tensors:
         (state.rounding_bound,) = check_tensors(tensors, {"lost": (np.float64, (width,), 0)})
     for i, entry in enumerate(metadata["variables"]):
-        sums = _part_of(tensors, f"variable.{i}.")
+        of_variable = _part_of(tensors, f"variable.{i}.")
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
-        variable = accumulator.variables[name] = KINDS[entry["kind"]].read(width, entry, sums)
+        variable = accumulator.variables[name] = KINDS[entry["kind"]].read(
+            width, entry, of_variable
+        )
         if variable.n_rows > state.n_rows:
             raise FileFormatError(f"{name!r} labels more rows than the state has")
     accumulator.label_products = LabelTable.read(

@@ -69,12 +69,9 @@ def read_update(
     width, parameters = accumulator.width, accumulator.parameters
     if mask is not None or len(getattr(X, "shape", ())) > 2:
         X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
-    if parameters.covariance_type == "diag" and is_sparse(X):
-        rows: Rows = SparseRows.of(X, width=width)
-    else:
-        rows = Rows.of(X, width=width)
-    n, index = rows.array.shape[0], None
-    names = None
+    sparse = parameters.covariance_type == "diag" and is_sparse(X)
+    rows = (SparseRows if sparse else Rows).of(X, width=width)
+    n, index, names = rows.array.shape[0], None, None
     if hasattr(X, "columns"):
         names = checked_names(
             X, rows.array.shape[1], accumulator.feature_names, first=not accumulator.n_rows
@@ -99,15 +96,15 @@ def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any,
     if array.ndim < 2:
         raise InputError(f"X has shape {array.shape}; it must be (n, d), or (batch, token, d)")
     leading = array.shape[:-1]
-    n = int(np.prod(leading))
-    rows = array.reshape(n, array.shape[-1])
-    selected = np.arange(n) if mask is None else np.flatnonzero(as_mask(mask, leading))
-    labels = map_labels(
-        labels, lambda column, name: take_positions(column, leading, selected, name)
-    )
+    rows = array.reshape(int(np.prod(leading)), array.shape[-1])
+    selected = np.arange(len(rows)) if mask is None else np.flatnonzero(as_mask(mask, leading))
+
+    def take(column: Any, name: str) -> Any:
+        return take_positions(column, leading, selected, name)
+
     if sample_weight is not None:
-        sample_weight = take_positions(sample_weight, leading, selected, "sample_weight")
-    return rows if mask is None else rows[selected], labels, sample_weight
+        sample_weight = take(sample_weight, "sample_weight")
+    return rows if mask is None else rows[selected], map_labels(labels, take), sample_weight
 
 
 def _select_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
@@ -173,10 +170,7 @@ class _Accumulation:
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        """Column names of the first data frame among the rows; None if all rows were arrays.
-
-        Later data frames, and moments to be added, must have the same columns in the same order.
-        """
+        """Column names of the first data frame among the rows; None if all rows were arrays."""
         return self._accumulator.feature_names
 
     @property
@@ -193,10 +187,9 @@ class _Accumulation:
         Parameters
         ----------
         X : array-like of shape (n, d), or (batch, token, d)
-            Rows of float16, bfloat16, float32, float64, integers or bools; any memory layout;
-            NumPy, torch, pandas or polars. n may be 0. Leading dimensions are flattened. With
-            ``covariance_type="diag"``, also a matrix or array of scipy.sparse, which is never made
-            dense.
+            Rows of float16, bfloat16, float32, float64, integers or bools, of NumPy, torch, pandas
+            or polars; n may be 0. With ``covariance_type="diag"``, also a matrix or array of
+            scipy.sparse, which is never made dense.
         labels : mapping of str to column(s), frame, or a single column, optional
             Labels of the rows, see :mod:`splince_fast.labels`; a single column is the variable
             "concept". With leading dimensions, a column has one entry per sequence, (batch,), or
@@ -318,25 +311,16 @@ class Moments(_Accumulation):
 
     Notes
     -----
-    *Diagonal and sample.* Any positive definite matrix in place of Cov(x) gives an eraser with the
-    same constraints; the matrix determines only how far the distortion exceeds the minimum. With
-    "diag", this excess is unknown unless ``refine=`` of a method reads the rows again.
-    With ``subsample``, m sampled rows, a fraction f of all, give for Gaussian x the mean excess
+    Any positive definite matrix in place of Cov(x) gives an eraser with the same constraints; the
+    matrix determines only how far the distortion exceeds the minimum. With "diag", this excess is
+    unknown unless ``refine=`` of a method reads the rows again. With ``subsample``, m sampled rows,
+    a fraction f of all, give for Gaussian x the mean excess ``(1 - f) p / (m - p - 2)``, with p = d
+    minus the rank of the erased and kept variables: 21 d rows give at most 5 percent. The report
+    states the excess; fewer than 4 d rows raise an error.
 
-        (1 - f) p / (m - p - 2)
-
-    with p = d minus the rank of the erased and kept variables: 21 d rows give at most 5 percent.
-    The report states the excess; fewer than 4 d rows raise an error. Few rows of great length may
-    be missing in the sample: the excess is then larger, and a warning names the features whose
-    variances show it.
-
-    *Precision.* Products are computed in float32 for data of at most 32 bits, and added in float64;
-    the page "Guarantees" states the errors.
-
-    *Missing labels.* A row without a label for one variable counts for x and for other variables.
-
-    *Threads.* One thread at a time uses an object; a second thread waits. Different objects can be
-    filled by different threads and then added.
+    Products are computed in float32 for data of at most 32 bits, and added in float64. A row
+    without a label for one variable counts for x and for other variables. One thread at a time uses
+    an object; a second thread waits. See the page "Guarantees".
 
     Examples
     --------
@@ -401,35 +385,31 @@ class Moments(_Accumulation):
         blocks : Source or iterable of (X, labels) or (X, labels, sample_weight)
             See :mod:`splince_fast.sources`.
         folds : int, optional
-            Number of folds into which rows are split, at least 2, for
-            :class:`splince_fast.Folds`.
+            Number of folds into which rows are split, at least 2.
         groups : str, optional
             With `folds`, name of a variable of the labels: rows of one class stay in one fold.
             The variable is not accumulated.
         client : dask.distributed.Client, optional
-            Cluster whose workers read the blocks: the source must consist of files that every
-            worker can read, or of a dask array. The result is bit for bit the same for any number
-            of workers, even if workers are lost.
+            Cluster whose workers read the blocks, from files that every worker can read, or of a
+            dask array. The result has the same bits for any number of workers.
         progress : bool, optional
-            Show a progress bar on stderr; by default only in a terminal or notebook, after two
-            seconds.
+            Show a progress bar; by default in a terminal or notebook, after two seconds.
         checkpoint : path, optional
             File to which the state is written atomically: at intervals, after an error of the
             source or Ctrl-C, and at the end. If the file exists, accumulation resumes after its
-            last block, with the same result to the bit. The checkpoint is refused for other
-            parameters, and for files of another path, size or modification time. Of data without
-            files, only the kind and shape are compared. Not with `client`.
+            last block, with the same result to the bit. It is refused for other parameters, and for
+            files of another path, size or modification time; of data without files, only the kind
+            and shape are compared. Not with `client`.
         checkpoint_seconds : float
             Seconds between two writes of the checkpoint; 0 writes after every block.
         **parameters
             Arguments of the class. ``subsample="auto"`` takes the smallest power of 1/2 that
-            leaves 22 sampled rows per feature, so that the distortion is expected to exceed the
-            minimum by at most 5 percent.
+            leaves 22 sampled rows per feature.
 
         Returns
         -------
         Moments or Folds
-            :class:`splince_fast.Folds` if `folds` is given, as from ``Folds.from_blocks``.
+            Folds, with the classes of every variable in sorted order, if `folds` is given.
 
         Raises
         ------
@@ -614,7 +594,7 @@ class Moments(_Accumulation):
                     f"a covariance with ddof = {ddof:g} needs a total weight above {ddof:g}, and "
                     f"the rows have {state.weight:g}; add rows or pass ddof=0"
                 )
-            full = state.scatter / (state.weight - ddof)
+            full = state.second.matrix / (state.weight - ddof)
         blas.mirror_lower(full)
         return full
 
@@ -717,8 +697,8 @@ class Moments(_Accumulation):
     def factored(self, shrinkage: float | str | None = None, *, solver: str = "auto") -> Factored:
         """Return an immutable snapshot with Cov(x) factored, for several erasers.
 
-        Every method and :func:`splince_fast.concept_strength` accept the snapshot in place of
-        moments. After the O(d^3) factorisation, an eraser takes O(d^2) per column of its variables.
+        Every method and :func:`splince_fast.concept_strength` accept it in place of moments. An
+        eraser then takes O(d^2) per column of its variables, without a factorisation, O(d^3).
 
         Parameters
         ----------
@@ -728,8 +708,7 @@ class Moments(_Accumulation):
         Returns
         -------
         Factored
-            Snapshot of d^2 float64 numbers, or 2 d^2 if Cov(x) is rank deficient; later updates
-            of the moments do not change it.
+            Snapshot of d^2 float64 numbers, or 2 d^2 if Cov(x) is rank deficient.
 
         Raises
         ------
@@ -889,7 +868,7 @@ class Folds(_Accumulation, Sequence[Moments]):
         Returns
         -------
         Folds
-            The folds, with the classes of every variable in sorted order.
+            The folds.
         """
         return Moments.from_blocks(blocks, folds=folds, **options)
 

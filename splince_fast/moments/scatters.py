@@ -162,7 +162,7 @@ class Sampled(Diagonal):
         self.check_rows(state, shrunk=True)
         sample = self.sample.nonempty_state()
         n_effective = sample.weight**2 / self.squares
-        matrix = sample.scatter / sample.weight
+        matrix = sample.second.matrix / sample.weight
         diagonal = np.einsum("ii->i", matrix)
         variances = self.matrix / state.weight
         error = _STANDARD_ERRORS * (2.0 / n_effective) ** 0.5 * diagonal

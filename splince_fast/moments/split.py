@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -19,12 +18,13 @@ from splince_fast._kernels.row_kernels import Assignment, Change, add
 from splince_fast._runtime.names import listed, sort_key
 from splince_fast._runtime.rows import Rows, splitmix64
 from splince_fast._solve.options import is_integer
-from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
+from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.labels.encoded import observed
 from splince_fast.moments.accumulator import Accumulator, merged_variables
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.state import not_added
 from splince_fast.moments.variables import ClassSums, Variable, check_column
 
 Float: TypeAlias = NDArray[np.float64]
@@ -99,9 +99,9 @@ class Split:
             else self._folds_of_rows(encoded, numbers)
         )
         labels = {name: column for name, column in encoded.items() if name != self.groups}
-        for leaf in self.leaves():
-            for name in labels.keys() & leaf.variables.keys():
-                check_column(leaf.variables[name], labels[name], name)
+        variables = self.variables  # their kinds and types are the same in all parts
+        for name in labels.keys() & variables.keys():
+            check_column(variables[name], labels[name], name)
         chosen = {keys[code]: np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
         # New parts are in the order of the rows' codes, for reproducible files.
         parts = self.parts | {k: self.new_part() for k in chosen if k not in self.parts}
@@ -243,13 +243,15 @@ class Split:
     def merged(self, other: Split) -> list[Change]:
         """Return the changes that add the parts of another split."""
         self.check_compatible(other)
-        for first, second in product(self.leaves(), other.leaves()):  # also of different classes
-            if first.width and second.width:
-                merged_variables(_kinds(first), _kinds(second), np.zeros(first.width), 1)
+        # All parts must combine or none, and so those of different classes.
+        ours, theirs = (
+            {name: v.empty_like() for name, v in side.variables.items()} for side in (self, other)
+        )
+        merged_variables(ours, theirs, np.zeros(other.width or 0), 1)
         parts, changes = dict(self.parts), list[Change]()
-        for key, theirs in other.parts.items():
+        for key, part in other.parts.items():
             parts[key] = parts.get(key) or self.new_part()
-            changes += cast(Any, parts[key]).merged(theirs)
+            changes += cast(Any, parts[key]).merged(part)
         names = self.feature_names or other.feature_names
         sums = {"parts": parts, "_total": None, "feature_names": names}
         return [*changes, Assignment(self, sums)]
@@ -259,9 +261,8 @@ class Split:
         self.check_compatible(other)
         for key, theirs in other.parts.items():
             if key not in self.parts and theirs.n_rows:
-                raise IncompatibleMomentsError(
-                    f"cannot remove rows of the class {key!r}: no rows of this class were added; "
-                    "subtract only moments that were added"
+                raise not_added(
+                    f"cannot remove rows of the class {key!r}: no rows of this class were added"
                 )
         parts = {k: cast(Any, p).without(other.parts[k]) if k in other.parts else p.copy()
                  for k, p in self.parts.items()}  # fmt: skip
@@ -319,13 +320,3 @@ def _order(key: Key) -> tuple[bool, str]:
 def _digest(name: ClassName) -> int:
     digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
-
-
-def _kinds(leaf: Accumulator) -> dict[VariableName, Variable]:
-    """Return empty variables of the same kinds, with the same columns or with one class name."""
-    return {
-        name: ClassSums.empty(variable.width, variable.names[:1])
-        if isinstance(variable, ClassSums)
-        else variable.empty_like()
-        for name, variable in leaf.variables.items()
-    }

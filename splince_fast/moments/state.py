@@ -44,7 +44,10 @@ _FAR, _ROUNDINGS = 16.0, 1024 * EPS64
 # If a removal leaves less than this fraction of a sum of squares, precision is lost:
 # `State.rounding_bound` then has the rounding error of the sum before the removal.
 _CANCELLED = 0.25
-_NOT_ADDED = "subtract only moments that were added"
+
+
+def not_added(problem: str) -> IncompatibleMomentsError:
+    return IncompatibleMomentsError(f"{problem}; subtract only moments that were added")
 
 
 class FactorInput(NamedTuple):
@@ -219,11 +222,6 @@ class State:
         return np.asarray(self.deviation / self.weight if self.weight else self.deviation)
 
     @property
-    def scatter(self) -> Float:
-        """The scatter, (d, d) Fortran-ordered; only the lower triangle is valid."""
-        return self.second.matrix
-
-    @property
     def unit_roundoff(self) -> float:
         """Unit roundoff of the least precise products in the scatter."""
         return self.second.unit_roundoff
@@ -261,50 +259,45 @@ class State:
         deviation = self.deviation + weight * (mean - self.reference)
         return np.asarray(self.reference + deviation / (self.weight + weight))
 
-    def _with_deviation(
-        self, n_rows: int, weight: float, deviation: Float, reference: Float
-    ) -> tuple[Float, float, Change]:
-        """Return the difference g of means, the factor of g g^T, and the change of the sums."""
+    def _joined(
+        self, n_rows: int, weight: float, point: Float, total: Float, reference: Float
+    ) -> tuple[Float, float, dict[str, Any]]:
+        """Return the difference g of means, the factor of g g^T, and the sums with added rows."""
+        # `total` is the sum of the added rows about `point`; `reference` becomes the reference.
         # For parts a and b with scatters S_a and S_b, weight sums w_a and w_b, and w = w_a + w_b,
         # the scatter is S = S_a + S_b + (w_a w_b / w) g g^T, g = mean_b - mean_a (Chan, Golub and
-        # LeVeque 1983). `deviation` is the sum of the added rows about `reference`.
-        ours, difference, coefficient = self.deviation, np.zeros(len(deviation)), 0.0
+        # LeVeque 1983).
+        deviation, ours = total + weight * (point - reference), self.deviation
+        difference, coefficient = np.zeros(len(total)), 0.0
         if reference is not self.reference:
             ours = self.deviation + self.weight * (self.reference - reference)
         if self.weight:
             difference = deviation / weight - ours / self.weight
             coefficient = self.weight * weight / (self.weight + weight)
-        change = Assignment(
-            self,
-            {
-                "reference": reference, "deviation": ours + deviation,
-                "n_rows": self.n_rows + n_rows, "weight": self.weight + weight,
-            },
-        )  # fmt: skip
-        return difference, coefficient, change
+        sums = {
+            "reference": reference, "deviation": ours + deviation, "n_rows": self.n_rows + n_rows,
+            "weight": self.weight + weight,
+        }  # fmt: skip
+        return difference, coefficient, sums
 
     def added(self, sums: BlockSums, reference: Float, block: Block) -> list[Change]:
-        """Return the changes that add a block; `reference` becomes the reference point."""
-        deviation = sums.total + sums.weight_sum * (sums.shift - reference)
-        difference, coefficient, change = self._with_deviation(
-            sums.n_rows, sums.weight_sum, deviation, reference
+        """Return the changes that add a block."""
+        difference, coefficient, new = self._joined(
+            sums.n_rows, sums.weight_sum, sums.shift, sums.total, reference
         )
-        return [*self.second.added(sums, difference, coefficient, block), change]
+        return [*self.second.added(sums, difference, coefficient, block), Assignment(self, new)]
 
     def merged(self, other: State, reference: Float) -> list[Change]:
-        """Return the changes that add other moments; `reference` becomes the reference point."""
+        """Return the changes that add other moments."""
         if not other.weight:
             return []
-        deviation = other.deviation + other.weight * (other.reference - reference)
-        difference, coefficient, change = self._with_deviation(
-            other.n_rows, other.weight, deviation, reference
+        difference, coefficient, new = self._joined(
+            other.n_rows, other.weight, other.reference, other.deviation, reference
         )
-        precision = {
-            "rounding_bound": self.rounding_bound + other.rounding_bound,
-            "row_eps": max(self.row_eps, other.row_eps),
-        }
+        new["rounding_bound"] = self.rounding_bound + other.rounding_bound
+        new["row_eps"] = max(self.row_eps, other.row_eps)
         changes = self.second.merged(other.second, 1, difference, coefficient)
-        return [*changes, change, Assignment(self, precision)]
+        return [*changes, Assignment(self, new)]
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
         """Subtract the moments of a part of the rows, in place: the inverse of a merge."""
@@ -314,9 +307,7 @@ class State:
         # the state is invalid.
         none_constant = np.empty(0, np.intp), np.empty(0)
         if part.n_rows > self.n_rows:
-            raise IncompatibleMomentsError(
-                f"cannot remove {part.n_rows} rows from {self.n_rows} rows; {_NOT_ADDED}"
-            )
+            raise not_added(f"cannot remove {part.n_rows} rows from {self.n_rows} rows")
         if part.n_rows == self.n_rows:
             self._check_same_rows(part)
             self.n_rows, self.weight, self.rounding_bound = 0, 0.0, 0.0
@@ -324,9 +315,9 @@ class State:
             self.second.reset()
             return none_constant
         if part.weight >= self.weight:
-            raise IncompatibleMomentsError(
+            raise not_added(
                 f"cannot remove {part.n_rows} rows of weight {part.weight:g} from {self.n_rows} "
-                f"rows of weight {self.weight:g}; {_NOT_ADDED}"
+                f"rows of weight {self.weight:g}"
             )
         if not part.weight:
             return none_constant
@@ -342,9 +333,7 @@ class State:
         row_kernels.add(self.second.merged(part.second, -1, difference, coefficient))
         diagonal = self.second.diagonal()
         if (diagonal < -squares_bound).any():
-            raise IncompatibleMomentsError(
-                f"cannot remove these moments: a variance would become negative; {_NOT_ADDED}"
-            )
+            raise not_added("cannot remove these moments: a variance would become negative")
         # If most of a sum cancels, its rounding error remains that of the sum before the removal.
         # A bound computed from the remaining sum would be too small.
         cancelled = bool((diagonal < _CANCELLED * squares).any())
@@ -369,18 +358,16 @@ class State:
                 and (np.abs(squares) <= squares_bound).all()
             )
         if not same:
-            raise IncompatibleMomentsError(
+            raise not_added(
                 f"cannot remove {part.n_rows} rows, the number of all rows: their weight, means or "
-                f"variances differ from those of the rows that were added; {_NOT_ADDED}"
+                "variances differ from those of the rows that were added"
             )
 
     def _rounding_of_removal(self, part: State) -> tuple[Float, Float, Float]:
         """Return three bounds of rounding errors for `remove`, (d,) each."""
-        # They bound the errors of a sum of squares (at the larger unit roundoff of the two states),
-        # of the sum of squares of a constant feature, and of the mean. The weights of both states
-        # must be positive.
-        # A bound of the rounding error of a sum of squares has two terms: a fraction of the sum,
-        # and `mean_term`, which is large if the mean of the rows is far from 0.
+        # They bound the errors of a sum of squares, of that of a constant feature, and of the mean.
+        # The weights of both states must be positive.
+        # `mean_term` is large if the mean of the rows is far from 0.
         squares = self.second.diagonal()
         abs_mean = np.abs(self.reference) + np.abs(self.deviation / self.weight)
         mean_term = self.weight * (64 * EPS64 * abs_mean) ** 2

@@ -8,11 +8,10 @@ addition. Every kind has these methods:
 encode          encoded labels of a column (None if all are missing), and the variable with the new
                 names of the column, which shares the sums; changes nothing
 label_sums      sums of the labels of a block, and the sums of x that they need
-add             changes that add the sums of a block, with sums of x - r; changes nothing
+add             changes that add the sums of a block, with sums of x - r
 merged          self + sign other, for a reference point of `other` that exceeds ours by `offset`
 make_constant   set the sums as if features were constant: the reference point + `mean_deviation`
 span            vectors that span the columns of Cov(x, z), ddof = 0, with z in standard units
-read            the variable of a file; `read` and `read_labels` raise FileFormatError
 ==============  ====================================================================================
 """
 
@@ -50,9 +49,8 @@ from splince_fast.labels import (
     names_from_json,
     names_to_json,
 )
-from splince_fast.labels.containers import read_declared
 from splince_fast.moments.block import Codes, LabelSums
-from splince_fast.moments.state import EPS64
+from splince_fast.moments.state import EPS64, not_added
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -74,6 +72,9 @@ class _Sums:
 
     def __post_init__(self) -> None:
         self.n_columns = len(self.names)
+
+    def empty_like(self) -> Self:
+        return type(self).empty(self.width, self.names)  # type: ignore[attr-defined, no-any-return]
 
     def copy(self) -> Self:
         return replace(self, **{name: copy(getattr(self, name)) for name in self.TENSORS})
@@ -112,9 +113,7 @@ class ClassSums(_Sums):
 
     @classmethod
     def empty(cls, width: int, names: Iterable[ClassName] = ()) -> ClassSums:
-        names = tuple(names)
-        k = len(names)
-        return cls(width, names, np.zeros(k, np.int64), np.zeros(k), np.zeros((k, width)))
+        return cls(width, tuple(names), np.zeros(0, np.int64), np.zeros(0), np.zeros((0, width)))
 
     @cached_property
     def position_by_key(self) -> dict[Hashable, int]:
@@ -156,18 +155,16 @@ class ClassSums(_Sums):
         return lookup.take(column.codes, mode="wrap"), variable
 
     def code_of(self, column: object, name: str) -> int:
-        """Return the code of the label in a column of one row."""
+        """Return the code of the label in an array of one row."""
         # -1: the label is missing, its class is not registered, the column has another number of
-        # rows, or the fast path does not support the column.
-        if type(column) is np.ndarray:
-            if column.shape != (1,) or column.dtype.kind not in "biuU":
-                return -1
-            return self.position_by_key.get(class_key(column.item()), -1)
-        declared = read_declared(column, name)
-        if declared is None or self._last_lookup is None or len(declared) != 1:
+        # rows, or it is no array of numbers or strings.
+        if (
+            type(column) is not np.ndarray
+            or column.shape != (1,)
+            or column.dtype.kind not in "biuU"
+        ):
             return -1
-        classes, lookup = self._last_lookup
-        return int(lookup[declared.codes[0]]) if declared.classes is classes else -1
+        return self.position_by_key.get(class_key(column.item()), -1)
 
     def label_sums(self, labels: Codes, weight: Float | None) -> LabelSums:
         # Class sums only for classes that occur in `labels`; missing labels, -1, have none.
@@ -188,9 +185,6 @@ class ClassSums(_Sums):
 
     # -- algebra ---------------------------------------------------------------------------
 
-    def empty_like(self) -> ClassSums:
-        return self.empty(self.width)
-
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ClassSums:
         refuse_other_kind(name, self, other)
         ours, theirs = self.names, other.names
@@ -204,9 +198,8 @@ class ClassSums(_Sums):
             keys = zip(theirs, _keys(theirs), strict=True)
             new = [class_name for class_name, key in keys if key not in self.position_by_key]
         if sign < 0 and new:
-            raise IncompatibleMomentsError(
-                f"cannot remove rows of {name!r} = {new[0]!r}: no rows of this class were added; "
-                "subtract only moments that were added"
+            raise not_added(
+                f"cannot remove rows of {name!r} = {new[0]!r}: no rows of this class were added"
             )
         result = ClassSums(self.width, (*ours, *new), *self._padded(len(ours) + len(new)))
         positions = result.positions_of(other)
@@ -220,17 +213,15 @@ class ClassSums(_Sums):
 
     def _check_part(self, name: object) -> None:
         """Check the sums after a removal; set those of classes without rows to exactly 0."""
-        empty, problem = self.rows == 0, ""
         if (self.rows < 0).any():
             worst = self.names[int(np.argmin(self.rows))]
-            problem = f"cannot remove more rows of {name!r} = {worst!r} than were added"
-        elif (self.weights[~empty] <= 0).any():
-            problem = (
+            raise not_added(f"cannot remove more rows of {name!r} = {worst!r} than were added")
+        empty = self.rows == 0
+        if (self.weights[~empty] <= 0).any():
+            raise not_added(
                 f"cannot remove these moments: rows of a class of {name!r} would remain without "
                 "weight"
             )
-        if problem:
-            raise IncompatibleMomentsError(f"{problem}; subtract only moments that were added")
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
 
@@ -267,8 +258,7 @@ class ClassSums(_Sums):
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
         """Return the covariance of x with the indicator of each class c, (d, k)."""
-        # It is Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), with w = sum_c w_c and s =
-        # sum_c s_c.
+        # (s_c - (w_c / w) s) / (w - ddof), with w = sum_c w_c and s = sum_c s_c
         weight = self.weight
         divisor = denominator(weight, ddof, name)
         total = self.sums.sum(axis=0)
@@ -378,7 +368,7 @@ class ColumnSums(_Sums):
     squares: Float  # (k, k): sum w (z - t)(z - t)^T
 
     @classmethod
-    def _empty(cls, width: int, names: Iterable[str]) -> ColumnSums:
+    def empty(cls, width: int, names: Iterable[str]) -> ColumnSums:
         names = tuple(names)
         k = len(names)
         return cls(width, names, 0, 0.0, np.zeros(k), np.zeros(width), np.zeros(k),
@@ -388,7 +378,7 @@ class ColumnSums(_Sums):
 
     @classmethod
     def new(cls, width: int, column: Columns) -> ColumnSums:
-        return cls._empty(width, column.columns)
+        return cls.empty(width, column.columns)
 
     def encode(self, column: Columns, name: object) -> tuple[Float | None, ColumnSums]:
         if column.present is not None and not column.present.any():
@@ -455,22 +445,19 @@ class ColumnSums(_Sums):
 
     # -- algebra ---------------------------------------------------------------------------
 
-    def empty_like(self) -> ColumnSums:
-        return self._empty(self.width, self.names)
-
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
         self._refuse_other_columns(other, sign, name)
         names = other.names if self.unnamed else self.names
         if self.n_rows == other.n_rows and sign < 0:
-            return self._empty(self.width, names)
+            return self.empty(self.width, names)
         reference = self.reference if self.n_rows or not other.n_rows else other.reference
         t = other.reference - reference if other.n_rows else np.zeros(len(names))
         weight = self.weight + sign * other.weight
         if weight <= 0 and sign < 0:
-            raise IncompatibleMomentsError(
+            raise not_added(
                 f"cannot remove these moments: rows labelled with {name!r} would remain without "
-                "weight; subtract only moments that were added"
+                "weight"
             )
         products = (
             other.products
@@ -503,9 +490,8 @@ class ColumnSums(_Sums):
                 "same columns"
             )
         if sign < 0 and other.n_rows > self.n_rows:
-            raise IncompatibleMomentsError(
-                f"cannot remove {other.n_rows} rows labelled with {name!r} from {self.n_rows}; "
-                "subtract only moments that were added"
+            raise not_added(
+                f"cannot remove {other.n_rows} rows labelled with {name!r} from {self.n_rows}"
             )
 
     def _clear_rounding(self, before: ColumnSums) -> None:
@@ -547,7 +533,7 @@ class ColumnSums(_Sums):
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
         """Return Cov(x, z) over the labelled rows, (d, k)."""
-        # It is (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w.
+        # (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w
         divisor = denominator(self.weight, ddof, name)
         columns = self.products - np.outer(self.z_sum / self.weight, self.x_sum)
         return np.asarray(columns.T / divisor)
@@ -611,9 +597,9 @@ KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in KIND_OF_COLUMN.values
 def check_column(variable: Variable, column: Any, name: object) -> None:
     """Raise LabelError if a column differs from earlier blocks in kind, type or columns."""
     kind = KIND_OF_COLUMN[type(column)]
-    if type(variable) is kind:
-        variable.encode(column, name)
-    elif kind.new(variable.width, column).encode(column, name)[0] is not None:
+    same = type(variable) is kind
+    codes = (variable if same else kind.new(variable.width, column)).encode(column, name)[0]
+    if codes is not None and not same:
         raise contradiction(name, variable.kind, kind.kind)
 
 
@@ -622,12 +608,9 @@ def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> V
     try:
         return variables[name]
     except (KeyError, TypeError):  # TypeError: the name is not hashable
-        names = ", ".join(map(repr, variables)) or "none"
-        hint = (
-            f"; for a joint variable, pass joint=[{name!r}] to Moments"
-            if isinstance(name, tuple)
-            else ""
-        )
+        names, hint = ", ".join(map(repr, variables)) or "none", ""
+        if isinstance(name, tuple):
+            hint = f"; for a joint variable, pass joint=[{name!r}] to Moments"
         raise UnknownVariableError(
             f"no variable {name!r} was accumulated, or none of its labels is present; the "
             f"variables are: {names}{hint}"
