@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels.row_kernels import Assignment, Change, add
 from splince_fast._runtime import threads
 from splince_fast._runtime.rows import Rows, SparseRows, eps_of
-from splince_fast.exceptions import IncompatibleMomentsError, InputError, NotEnoughDataError
+from splince_fast.exceptions import InputError, NotEnoughDataError
 from splince_fast.labels import ClassName, Encoded, VariableName
 from splince_fast.moments.block import (
     MATRIX_PRODUCT_FROM,
@@ -119,10 +119,7 @@ class Accumulator:
         return look_up(self.variables, name)
 
     def descriptions(self) -> dict[VariableName, str]:
-        """Return the kind and size of each variable as text, including buffered rows."""
         return {name: variable.description for name, variable in self.variables.items()}
-
-    # -- adding rows -----------------------------------------------------------------------
 
     def prepare(
         self,
@@ -136,12 +133,12 @@ class Accumulator:
         copy: bool = False,
     ) -> list[Change]:
         """Return the changes that add rows with valid labels; the state is unchanged."""
-        # Full blocks are reduced directly, and the other rows are buffered. The buffered rows come
-        # before the new rows if `in_order`; `checked` rows are not validated again; `index` are the
-        # positions of the rows to add, (n,), with one entry of `weight` and of `encoded` each.
-        # The changes of one block refer to sums in the work memory, which no other block may use
-        # before the changes are added. With `copy`, or if there are several blocks, the rows are
-        # added to a copy of the state, and the only change is that the copy replaces the state.
+        # Full blocks are reduced directly, and the other rows are buffered; the buffered rows come
+        # first if `in_order`. `checked` rows are not validated again; `index` are the positions of
+        # the rows to add, (n,), with one entry of `weight` and of `encoded` each. The changes of a
+        # block refer to sums in the work memory, which no other block may use before they are
+        # added. With `copy`, or if there are several blocks, the rows are therefore added to a copy
+        # of the state, which then replaces the state.
         n = rows.array.shape[0] if index is None else len(index)
         if not n:
             return []
@@ -298,7 +295,6 @@ class Accumulator:
         return Buffer(capacity, rows.array.shape[1], rows.dtype)
 
     def flush(self) -> None:
-        """Merge the buffered rows into the sums."""
         buffer = self.buffer
         if buffer is not None and buffer.filled and self.state is not None:
             names = "state", "variables", "label_products"
@@ -353,23 +349,7 @@ class Accumulator:
         memory = self._work.grams.get(shape) or self._work.centred(block.n, *shape)
         return reduce_block(block, codes, len(class_weights), values, memory)
 
-    # -- algebra ---------------------------------------------------------------------------
-
-    def check_compatible(self, other: Accumulator) -> None:
-        ours, theirs = self.width, other.width
-        if ours is not None and theirs is not None and ours != theirs:
-            raise IncompatibleMomentsError(
-                f"moments of {ours} features and of {theirs} features cannot be combined; both "
-                "must come from rows of the same embedding"
-            )
-
-    def add(self, other: Accumulator) -> None:
-        """Add the sums of another accumulator, in place. Both buffers must be empty."""
-        add(self.merged(other))
-
     def merged(self, other: Accumulator) -> list[Change]:
-        """Return the changes that add the sums of another accumulator."""
-        self.check_compatible(other)
         theirs = other.state
         if theirs is None:
             return []
@@ -393,7 +373,6 @@ class Accumulator:
 
     def without(self, part: Accumulator) -> Accumulator:
         """Return a copy from which the rows of `part` are removed. Both buffers must be empty."""
-        self.check_compatible(part)
         result = self.copy()
         theirs, state = part.state, result.state
         if theirs is None:
@@ -435,7 +414,6 @@ class Accumulator:
         return other
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor. The buffer must be empty."""
         if self.state is not None:
             self.state.scale(factor)
         self.label_products = self.label_products.scaled(factor)

@@ -25,13 +25,11 @@ Codes = NDArray[np.intp]
 # float64, with NaN for missing labels.
 Labels = NDArray[Any]
 
-# Least numbers of elements per thread for centring and for sums. For fewer elements, starting the
-# thread takes more time than the thread saves.
+# Least numbers of elements per thread for centring and for sums: starting a thread for fewer takes
+# more time than the thread saves.
 _GRAIN, _GRAIN_OF_SUMS = 1 << 20, 3 << 17
-# Least width, in bytes, of a stripe: the columns that one thread centres. Hardware prefetching
-# works within a page, and narrower stripes take up to 1.5 times as long. With more than
-# `_FEW_THREADS` threads, `Centred` uses narrower stripes: the additional threads save more time
-# than the stripes lose, even while idle BLAS threads occupy processors.
+# Least width, in bytes, of a stripe, the columns that one thread centres: narrower stripes take up
+# to 1.5 times as long. With more than `_FEW_THREADS` threads, `Centred` uses narrower stripes.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
 # Rows per matrix product of `Gram`. With more rows, float32 sums lose precision; with fewer rows,
@@ -39,8 +37,7 @@ _LINE = 64  # bytes of a cache line
 _CHUNK_ROWS = 256
 # `Gram` reduces a block on one thread if it takes fewer than this number of multiplications, n d^2.
 _GRAIN_PRODUCTS = 1 << 26
-# Least number of threads per stripe in `Gram`. Centring takes about a tenth of the time of a
-# reduction on one thread, so fewer stripes than threads suffice.
+# Least number of threads per stripe in `Gram`, where centring takes a tenth of the time.
 _THREADS_PER_STRIPE = 4
 # Bytes of a part: consecutive rows of a block that stay in the second-level cache of a processor
 # between centring and the sums per class.
@@ -50,20 +47,18 @@ _PART_BYTES = 1 << 20
 # whose rounding errors add up. Multiples of the golden angle are well separated.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-# Rows of padding after each panel (the columns of a chunk that fill one register). The padding
-# avoids conflicts in a set-associative cache.
+# Rows of padding after each panel (the columns of a chunk that fill one register), against
+# conflicts in a set-associative cache.
 _GAP_ROWS = 4
 # A block needs a second pass if (mean - shift)^2 exceeds this multiple of the variance in a column.
 _EXCESS = 4.0
-# At or above this number of label columns, GEMM computes their products with the rows faster than
-# the row kernel.
+# At or above this number of label columns, GEMM is faster than the row kernel.
 MATRIX_PRODUCT_FROM = 8
 # All values of a block with weights of at least 1 are valid if the sum of squares of each feature
 # about a point is at most this, and no coordinate of the point is larger.
 _LARGEST_SQUARES, _LARGEST_SHIFT = 1e280, 1e140
 # Largest number of segments (see `_segment_rows`) of a block: a few threads saturate the memory
-# bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
-# more than the second.
+# bandwidth. It is odd because the first of two threads starts earlier, and sums one segment more.
 _MOST_SEGMENTS = 7
 # Least number of columns per task, a multiple of 16.
 _LEAST_COLUMNS = 192
@@ -157,7 +152,6 @@ class Centred:
         threads.split(work, d, grain=grain, align=16)
 
     def multiply(self) -> None:
-        """Compute the product, if there is memory for it."""
         if self.product is not None:
             import splince_fast._kernels.blas as blas_kernels
 
@@ -192,9 +186,8 @@ class Gram:
     @staticmethod
     def is_used_for(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
         """Return whether this class, and not BLAS, multiplies blocks of this shape and dtype."""
-        # The processor must have wide registers. A float64 product must also take no more memory
-        # than a block, since BLAS adds float64 products to the state without memory for the
-        # product.
+        # BLAS adds float64 products to the state, without memory for a product that would be larger
+        # than a block.
         return row_kernels.wide() and (dtype == np.float32 or width <= block_rows)
 
     def reduce(self, block: row_kernels.Block) -> None:
@@ -214,8 +207,6 @@ class Gram:
 
 
 class Workspace:
-    """Work memory for the reduction of blocks."""
-
     def __init__(self) -> None:
         self._memory: Float = np.empty(0)
         self.grams: dict[tuple[int, np.dtype[np.generic]], Gram] = {}
@@ -227,7 +218,6 @@ class Workspace:
         return self._memory.nbytes
 
     def reserve(self, block_rows: int, width: int, dtype: np.dtype[np.generic]) -> None:
-        """Allocate memory for blocks of this shape and dtype."""
         numbers = buffer_rows(block_rows) * width + (dtype == np.float32) * width**2
         size, gram = -(-numbers * dtype.itemsize // 8), None
         if Gram.is_used_for(block_rows, width, dtype):
@@ -261,24 +251,17 @@ def buffer_rows(block_rows: int) -> int:
 
 
 def reduce_block(
-    block: Block,
-    codes: Codes,
-    n_codes: int,
-    values: Float,
-    memory: Centred | Gram,
+    block: Block, codes: Codes, n_codes: int, values: Float, memory: Centred | Gram
 ) -> BlockSums:
     """Return the sums of a block, in one pass unless precision requires a second."""
     # `codes`, (v, n), are the numbers of the class sums of each row for v variables, or -1;
     # `values`, (q, n), are label columns multiplied by the weights.
     # The shift s is the mean of a sample of about 4 sqrt(n) rows. With block mean m, weight sum W
-    # and r = m - s, the sum of squares of a feature about the mean is:
-    #     sum w (x - m)^2 = sum w (x - s)^2 - W r^2
-    # The subtraction loses little precision if W r^2 <= 4 V for a lower bound V of the left side,
-    # since the sum about s is then at most five times the sum about m. V is the larger of two
-    # bounds: the sum of squares of the sample about its own mean, and w (x - m)^2 of the row
-    # furthest from s. If the inequality fails for a feature, a second pass uses s = m. For normal
-    # rows in random order and unit weights, the inequality fails if s is more than about eight
-    # standard errors (of the sample mean) from m.
+    # and r = m - s, sum w (x - m)^2 = sum w (x - s)^2 - W r^2 loses little precision if W r^2 <=
+    # 4 V for a lower bound V of the left side: the sum of squares of the sample about its own mean,
+    # or w (x - m)^2 of the row furthest from s. If this fails for a feature, a second pass uses
+    # s = m. For normal rows in random order and unit weights, it fails if s is more than about
+    # eight standard errors (of the sample mean) from m.
     # A block whose float32 products would overflow or underflow is reduced in float64.
     rows, weight, index, n = block.rows, block.weight, block.index, block.n
     stride = math.ceil(n**0.5 / 4)
@@ -317,8 +300,7 @@ def reduce_block(
 
 def label_products(block: Block, values: Float, shift: Float) -> Float:
     """Return values (x - shift), (q, d), by matrix products in float64."""
-    # SciPy's BLAS computes this product, as it computes all others of rows: idle threads of a
-    # second BLAS, that of NumPy, would occupy processors.
+    # by SciPy's BLAS: idle threads of a second BLAS, that of NumPy, would occupy processors
     import splince_fast._kernels.blas as blas_kernels
 
     products = np.zeros((len(values), len(shift)))
@@ -333,13 +315,13 @@ def label_products(block: Block, values: Float, shift: Float) -> Float:
 
 
 def sum_block(
-    rows: NDArray[np.generic],
+    rows: NDArray[Any],
     weight: Float | None,
     shift: Float,
-    codes: NDArray[np.intp],
+    codes: Codes,
     n_codes: int,
     values: Float,
-    index: NDArray[np.intp] | None = None,
+    index: Codes | None = None,
 ) -> BlockSums:
     """Return the sums of a block; raise the error of :func:`check_values` for invalid rows."""
     given = Block(len(rows) if index is None else len(index), rows, weight, {}, index)
@@ -373,10 +355,9 @@ def sum_block(
 @lru_cache(maxsize=64)
 def _segment_rows(n: int, d: int, n_sums: int) -> int:
     """Return the number of rows per segment, a multiple of 4."""
-    # A segment is a range of rows of a block; each segment has its own sums, so that threads can
-    # sum several segments in parallel. The number of segments depends on shapes alone, for
-    # reproducible results, and is small enough that the sums take a small fraction of the memory of
-    # the block. If a block has a single segment, threads split its columns.
+    # A segment is a range of rows with its own sums, so that threads can sum several in parallel;
+    # their number depends on shapes alone, for reproducible results. Threads split the columns of a
+    # single segment.
     count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN_OF_SUMS, n // (16 * n_sums)))
     return -(-n // (4 * count)) * 4
 
@@ -388,11 +369,7 @@ class Buffer:
     # Rows are written beyond position `filled`; a change of `filled` then adds them.
 
     def __init__(
-        self,
-        capacity: int,
-        width: int,
-        dtype: np.dtype[np.generic],
-        empty: Callable[..., Any] | None = None,
+        self, capacity: int, width: int, dtype: Any, empty: Callable[..., Any] | None = None
     ) -> None:
         # `empty(shape, dtype=)` returns memory: an array, or a tensor if `dtype` is a torch dtype.
         self.filled = 0
@@ -458,9 +435,9 @@ class Buffer:
         self, X: NDArray[np.generic], codes: Mapping[VariableName, int], changes: list[Change]
     ) -> bool:
         """Append a row X, (1, d), with a class code for every variable of the buffered rows."""
-        # `changes` are applied together with the append. False changes nothing: the buffer is
-        # empty, holds weights or has other variables, or the row is not finite, has another shape
-        # or a dtype that is neither float32 nor that of the buffer, or completes a block.
+        # `changes` are applied together with the append. False changes nothing: the row is not
+        # finite or has another shape or a wider dtype, completes a block, or the buffer is empty,
+        # holds weights or has other variables.
         start, rows = self.filled, self.rows
         if (
             not 0 < start < len(rows) - 1
@@ -484,7 +461,6 @@ class Buffer:
         return True
 
     def contents(self) -> Block:
-        """Return the buffered rows as views of the memory."""
         stop = self.filled
         labels = {name: labels[:stop] for name, labels in self._labels.items()}
         weight = None if self._weight is None else self._weight[:stop]

@@ -21,18 +21,19 @@ weights.squares          float64 (1,)           sum (w / p)^2
 part.<i>.<tensor>                               part i of a split
 =======================  =====================  ===================================================
 
-The metadata are the parameters, and, for an accumulator, ``width``, ``feature_names``, ``n_rows``,
-``float32_products``, ``row_eps`` (the machine epsilon of the rows' dtype), and, for each variable,
-``name``, ``kind`` and ``names``. With a sample, they also have ``position``, the number of rows
-from which it was drawn, and ``sample``, the metadata of the sampled rows. A split has the metadata
-``part.<i>`` of its parts; with classes, ``classes``, their names, and ``unlabelled``, whether the
-last part has the rows without a label; with folds, ``folds``, ``groups``, and ``position``, the
-number of rows so far.
+The metadata are ``parameters`` and ``feature_names``, and, for an accumulator, ``width``,
+``n_rows``, ``float32_products``, ``row_eps`` (the machine epsilon of the rows' dtype), the names
+``pairs``, and ``name``, ``kind`` and ``names`` of each of the ``variables``; with a sample,
+``position``, the number of rows from which it was drawn, and ``sample``, its metadata. A split has
+the metadata ``part.<i>`` of its parts; with classes, their names ``classes``, and ``unlabelled``,
+whether the last part has the rows without a label; with folds, ``folds``, ``groups`` and
+``position``, the number of rows so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -55,11 +56,6 @@ FORMAT = 1
 # Largest number of bytes of a block: a file with larger blocks is rejected as damaged, because the
 # next update would allocate a block.
 _MOST_BLOCK_BYTES = 1 << 35
-# Name of each parameter in the metadata, except `by`, which may be absent.
-_PARAMETERS = {
-    "block_rows": "block_rows", "kinds": "kinds", "joint": "joint", "subsample": "subsample",
-    "random_state": "seed", "covariance_type": "covariance_type",
-}  # fmt: skip
 
 
 # -- writing -------------------------------------------------------------------------------
@@ -68,9 +64,8 @@ _PARAMETERS = {
 def to_tensors(moments: Part, *, packed: bool = False) -> Record:
     """Return named tensors and JSON metadata of moments, including buffered rows."""
     # With `packed`, for pickles, only the lower triangle of the scatter is stored.
-    parameters = {key: getattr(moments.parameters, name) for name, key in _PARAMETERS.items()}
     tensors, metadata = _record_of(moments, packed)
-    return tensors, {**parameters, "by": moments.parameters.by, **metadata}
+    return tensors, {**metadata, "parameters": moments.parameters.as_arguments()}
 
 
 def _record_of(moments: Part, packed: bool) -> Record:
@@ -143,12 +138,8 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any], *, folds: bool =
     # Metadata of the wrong form may raise KeyError, TypeError, ValueError or AttributeError.
     # Pickle buffers may be read-only.
     tensors = {k: t if t.flags.writeable else t.copy(order="K") for k, t in tensors.items()}
-    if "scatter" in metadata or "rank" in metadata:
-        raise FileFormatError(
-            "the moments have a sample or sketch of an earlier version; accumulate the rows again"
-        )
-    arguments = {name: metadata[key] for name, key in _PARAMETERS.items()}
-    parameters = Parameters.of(**arguments, by=metadata.get("by"))
+    given = metadata["parameters"]
+    parameters = Parameters.of(**{field.name: given[field.name] for field in fields(Parameters)})
     moments = accumulator_of(parameters)
     if folds:
         position = _read_count(metadata, "position")

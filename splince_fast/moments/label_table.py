@@ -47,8 +47,6 @@ class LabelTable:
         cells = {pair: factor * cells for pair, cells in self.cells.items()}
         return LabelTable(cells, self.origins)
 
-    # -- filling ---------------------------------------------------------------------------
-
     def with_block(
         self, labels: Mapping[VariableName, Labels], variables: Variables, weight: Float | None
     ) -> LabelTable:
@@ -103,8 +101,6 @@ class LabelTable:
                 cells[pair] = added
         return LabelTable(cells, origins)
 
-    # -- reading ---------------------------------------------------------------------------
-
     def _full(self, pair: Pair, variables: Variables) -> Float:
         """Return the sums of a pair for all classes; zeros if there are none."""
         cells = {pair: np.zeros([_n_features(variables[name]) for name in pair])}
@@ -134,8 +130,6 @@ class LabelTable:
         covariance = sums / weight - np.outer(first_sums, second_sums) / weight**2
         k, m = (len(variables[name].names) for name in (a, b))
         return covariance[:k, :m], weight
-
-    # -- storing ---------------------------------------------------------------------------
 
     def tensors(self, variables: Variables) -> Tensors:
         """Return the table as arrays whose names contain the positions of the variables."""

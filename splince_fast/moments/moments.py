@@ -245,8 +245,6 @@ class _Accumulation:
             add(changes)
         return self
 
-    # -- files -----------------------------------------------------------------------------
-
     def _write_checkpoint(
         self, path: str | os.PathLike[str], stream: dict[str, object] | None
     ) -> None:
@@ -355,8 +353,6 @@ class Moments(_Accumulation):
         )
         self._own(accumulator_of(parameters), new_lock())
 
-    # -- filling ---------------------------------------------------------------------------
-
     @overload
     @classmethod
     def from_blocks(cls, blocks: object, *, folds: None = None, **options: Any) -> Moments: ...
@@ -445,8 +441,6 @@ class Moments(_Accumulation):
         )  # fmt: skip
         return total._sort_classes() if isinstance(total, Folds) else total
 
-    # -- algebra ---------------------------------------------------------------------------
-
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both data sets together."""
         self._check_compatible(other)
@@ -459,7 +453,7 @@ class Moments(_Accumulation):
         self._check_compatible(other)
         part = other.copy() if other is self else other
         with self._merged(part) as (ours, theirs):
-            ours.add(theirs)
+            add(ours.merged(theirs))
         return self
 
     def __sub__(self, part: Moments) -> Moments:
@@ -489,6 +483,11 @@ class Moments(_Accumulation):
             raise _operand_error(other)
         ours, theirs = self._accumulator, other._accumulator
         ours.parameters.check_compatible(theirs.parameters)
+        if None not in (ours.width, theirs.width) and ours.width != theirs.width:
+            raise IncompatibleMomentsError(
+                f"moments of {ours.width} features and of {theirs.width} features cannot be "
+                "combined; both must come from rows of the same embedding"
+            )
         try:
             check_feature_names(theirs.feature_names, ours.feature_names, "the other moments")
         except InputError as error:
@@ -540,8 +539,6 @@ class Moments(_Accumulation):
         """Return an independent copy, including buffered rows."""
         with self._lock:
             return self._wrap(self._accumulator.copy())
-
-    # -- reading ---------------------------------------------------------------------------
 
     @property
     def weight(self) -> float:
@@ -683,6 +680,9 @@ class Moments(_Accumulation):
         with self._lock:
             return self._accumulator.nbytes
 
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.nbytes  # read by dask
+
     def _flushed(self) -> Accumulator:
         """Return the sums of all rows; the caller has the lock."""
         sums = self._accumulator
@@ -737,8 +737,6 @@ class Moments(_Accumulation):
             f"Moments({self.n_rows:,} rows, {self.n_features} features, {{{variables}}}, "
             f"{self.nbytes / 2**20:.1f} MiB)"
         )
-
-    # -- persistence -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, including buffered rows, to a safetensors file.
@@ -831,8 +829,6 @@ class Folds(_Accumulation, Sequence[Moments]):
         groups = self._accumulator.groups
         return {"folds": len(self), "groups": groups, **self.parameters.as_arguments()}
 
-    # -- a sequence ------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return len(self._folds)
 
@@ -853,8 +849,6 @@ class Folds(_Accumulation, Sequence[Moments]):
         """Moments of all rows, as a new object."""
         with self._lock:
             return Moments._wrap(self._accumulator.total())
-
-    # -- filling ---------------------------------------------------------------------------
 
     @classmethod
     def from_blocks(cls, blocks: object, *, folds: int = 2, **options: Any) -> Folds:

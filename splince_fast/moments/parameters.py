@@ -63,7 +63,6 @@ class Parameters:
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether only the diagonal of the covariance is accumulated."""
         return self.covariance_type == "diag"
 
     def as_arguments(self) -> dict[str, Any]:
@@ -81,14 +80,9 @@ class Parameters:
                 f"the two sides have different kinds= for {sorted(conflicts)}; accumulate both "
                 "with the same kinds="
             )
-        if (self.subsample < 1) != (other.subsample < 1):
-            raise IncompatibleMomentsError(
-                "one side has the scatter of all rows (subsample=1) and the other that of a "
-                "sample; accumulate both with subsample=1, or both with a fraction below 1"
-            )
-        for name in ("by", "covariance_type"):
+        for name in ("by", "covariance_type", "subsample"):
             ours, theirs = getattr(self, name), getattr(other, name)
-            if ours != theirs:
+            if ours != theirs and not (name == "subsample" and max(ours, theirs) < 1):
                 raise IncompatibleMomentsError(
                     f"one side has {name}={ours!r} and the other {name}={theirs!r}; accumulate "
                     f"both with the same {name}="

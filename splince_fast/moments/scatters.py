@@ -142,8 +142,6 @@ class Sampled(Diagonal):
         Diagonal.reset(self)
         self.sample, self.squares = self.sample.without(self.sample), 0.0
 
-    # -- reading ---------------------------------------------------------------------------
-
     def check_rows(self, state: State, shrunk: bool) -> None:
         """Raise NotEnoughDataError if the sample has fewer than 4 rows per feature that varies."""
         # With shrinkage, 2 rows are enough.
@@ -261,7 +259,6 @@ def sum_stored(
 
 
 def far_from_zero(mean: Float, variances: Float) -> NDArray[np.intp]:
-    """Return the columns whose mean is more than 16 standard deviations from 0."""
     return np.flatnonzero(np.abs(mean) > _FAR * np.sqrt(variances))
 
 

@@ -1,13 +1,13 @@
 """Accumulators of the parts of the rows, where a function of the row gives the part.
 
 Folds are parts by a hash of the row's number, or of its group; with `by`, every class of a variable
-is a part. `summed` adds parts; on a cluster, they are groups of consecutive blocks.
+is a part.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
@@ -64,7 +64,6 @@ class Split:
         self.parts = {i: self.new_part() for i in range(int(n_folds))}
 
     def new_part(self) -> Part:
-        """Return an empty part."""
         if self.n_folds is not None:
             return accumulator_of(self.parameters)
         return Accumulator(replace(self.parameters, by=None), self._work)
@@ -72,8 +71,6 @@ class Split:
     def leaves(self) -> Iterator[Accumulator]:
         for part in self.parts.values():
             yield from part.leaves()
-
-    # -- filling ---------------------------------------------------------------------------
 
     def prepare(
         self,
@@ -87,7 +84,6 @@ class Split:
         index: Index | None = None,
         copy: bool = False,
     ) -> list[Change]:
-        """Return the changes that add rows to all parts; an error changes nothing."""
         # The numbers of the rows in the stream, (n,), give the folds.
         if not checked:
             rows.check()
@@ -164,8 +160,6 @@ class Split:
         """Return False: there is no fast path, and the caller must call `update`."""
         return False
 
-    # -- reading ---------------------------------------------------------------------------
-
     @property
     def width(self) -> int | None:
         return next((leaf.width for leaf in self.leaves() if leaf.width), None)
@@ -185,7 +179,6 @@ class Split:
         return {name: v for leaf in self.leaves() for name, v in leaf.variables.items()}
 
     def descriptions(self) -> dict[VariableName, str]:
-        """Return the kind and size of each variable as text, including buffered rows."""
         texts = {name: variable.description for name, variable in self.variables.items()}
         counts = {name: len(classes) for name, classes in self._class_names().items()}
         return texts | {name: f"{count} classes" for name, count in counts.items()}
@@ -200,28 +193,26 @@ class Split:
         return {name: sorted(classes.values(), key=sort_key) for name, classes in names.items()}
 
     def merge_pending(self) -> None:
-        """Merge the buffered rows of every part into its sums."""
         for part in self.parts.values():
             part.merge_pending()
 
     def total(self) -> Part:
         """Return the sum of all parts: of classes in the order of their names."""
         # The total of classes is kept until a part changes.
+        if self._total is not None:
+            return self._total
         if self.n_folds is not None:
-            total_of_folds: Part = summed(self.parts.values(), accumulator_of(self.parameters))
-            return total_of_folds
-        if self._total is None:
+            total, keys = accumulator_of(self.parameters), list(self.parts)
+        else:
             total = Accumulator(self.parameters)
             total.feature_names, total.parts = self.feature_names, cast(Any, self.parts)
-            summed((self.parts[key] for key in sorted(self.parts, key=_order)), total)
-            self._total = total
-        return self._total
-
-    # -- algebra ---------------------------------------------------------------------------
-
-    def check_compatible(self, other: Part) -> None:
-        for part in self.leaves():
-            part.check_compatible(cast(Accumulator, other))  # which has a width
+            keys = sorted(self.parts, key=_order)
+        self.merge_pending()
+        for key in keys:
+            add(cast(Any, total).merged(self.parts[key]))
+        if self.n_folds is None:
+            self._total = cast(Accumulator, total)
+        return total
 
     def _with_parts(self, parts: dict[Key, Part]) -> Split:
         result = Split(self.parameters, self.n_folds, self.groups, self.position)
@@ -236,13 +227,7 @@ class Split:
                 cast(Accumulator, part)._work = self._work
             self.parts[key] = part
 
-    def add(self, other: Split) -> None:
-        """Add the parts of another split, in place. Neither may have pending rows."""
-        add(self.merged(other))
-
     def merged(self, other: Split) -> list[Change]:
-        """Return the changes that add the parts of another split."""
-        self.check_compatible(other)
         # All parts must combine or none, and so those of different classes.
         ours, theirs = (
             {name: v.empty_like() for name, v in side.variables.items()} for side in (self, other)
@@ -257,8 +242,6 @@ class Split:
         return [*changes, Assignment(self, sums)]
 
     def without(self, other: Split) -> Split:
-        """Return a copy from which the rows of `other` are removed. Neither may have pending."""
-        self.check_compatible(other)
         for key, theirs in other.parts.items():
             if key not in self.parts and theirs.n_rows:
                 raise not_added(
@@ -272,13 +255,11 @@ class Split:
         return self._with_parts({key: part.copy() for key, part in self.parts.items()})
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor. All buffers must be empty."""
         for part in self.parts.values():
             part.scale(factor)
         self._total = None
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
-        """Reorder the classes of a variable as in `order`, in every part."""
         for part in self.parts.values():
             part.sort_classes(name, order)
         self._total = None
@@ -290,16 +271,7 @@ class Split:
             self.sort_classes(name, classes)
 
 
-def summed(parts: Iterable[Part], total: Any) -> Any:
-    """Add parts, in their order, to an empty accumulator or split, and return it."""
-    for part in parts:
-        part.merge_pending()
-        total.add(part)
-    return total
-
-
 def accumulator_of(parameters: Parameters) -> Part:
-    """Return an empty accumulator or split for moments with these parameters."""
     return Accumulator(parameters) if parameters.by is None else Split(parameters)
 
 

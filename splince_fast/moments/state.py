@@ -140,7 +140,6 @@ class Scatter:
         self.matrix.T[features] = 0.0
 
     def reset(self) -> None:
-        """Remove all rows."""
         self.matrix[...] = 0.0
         self.unit_roundoff = EPS64
 
@@ -149,8 +148,6 @@ class Scatter:
         return FactorInput(
             self.matrix, state.weight, state.n_rows, state.weight, self.unit_roundoff
         )
-
-    # -- storing ---------------------------------------------------------------------------
 
     def tensors(self, packed: bool) -> Tensors:
         """Return the tensors of a file or, with `packed`, the lower triangle for a pickle."""
@@ -165,7 +162,6 @@ class Scatter:
         return {"scatter.lower": lower}
 
     def read(self, tensors: Tensors, width: int) -> None:
-        """Set the scatter to the tensors of a file or a pickle."""
         if "scatter.lower" in tensors:
             layout: Layout = {"scatter.lower": (np.float64, (width * (width + 1) // 2,))}
             (lower,) = check_tensors(tensors, layout)
@@ -223,7 +219,6 @@ class State:
 
     @property
     def unit_roundoff(self) -> float:
-        """Unit roundoff of the least precise products in the scatter."""
         return self.second.unit_roundoff
 
     @property
@@ -238,8 +233,6 @@ class State:
         self.deviation = factor * self.deviation
         self.rounding_bound = factor * self.rounding_bound
         self.second.scale(factor)
-
-    # -- adding and removing ---------------------------------------------------------------
 
     def reference_with(self, point: Float, mean: Float, squares: Float, weight: float) -> Float:
         """Return the reference point for the sum of the state and of rows summed about `point`."""
@@ -281,14 +274,12 @@ class State:
         return difference, coefficient, sums
 
     def added(self, sums: BlockSums, reference: Float, block: Block) -> list[Change]:
-        """Return the changes that add a block."""
         difference, coefficient, new = self._joined(
             sums.n_rows, sums.weight_sum, sums.shift, sums.total, reference
         )
         return [*self.second.added(sums, difference, coefficient, block), Assignment(self, new)]
 
     def merged(self, other: State, reference: Float) -> list[Change]:
-        """Return the changes that add other moments."""
         if not other.weight:
             return []
         difference, coefficient, new = self._joined(

@@ -29,9 +29,8 @@ from splince_fast.moments.variables import ClassSums, look_up
 
 Float = NDArray[np.float64]
 
-# Number m of random directions from which `Statistics.class_noise` estimates the traces of k d x d
-# matrices, for k classes, in O(k d^2) operations instead of O(k d^3). The relative standard error
-# of tr(A) is sqrt(2 / (m g)), with g = tr(A)^2 / |A|^2.
+# Number m of random directions from which `Statistics.class_noise` estimates traces of d x d
+# matrices. The relative standard error of tr(A) is sqrt(2 / (m g)), with g = tr(A)^2 / |A|^2.
 _PROBES = 128
 
 
@@ -73,8 +72,6 @@ class Statistics:
 
     def _statistics(self) -> AbstractContextManager[Statistics]:
         return nullcontext(self)
-
-    # -- factors of Cov(x) -----------------------------------------------------------------
 
     def intensity(self, options: Options) -> float:
         """Return the weight of the isotropic target in the factored matrix, in [0, 1]."""
@@ -122,16 +119,15 @@ class Statistics:
 
     def _stored(self, factor: Factor, options: Options, floor: Float | None) -> Factor:
         """Return the factor of a copy; raise InputError if the arguments need another factor."""
-        if options.shrinkage is not None and options.shrinkage != self.requested:
-            raise InputError(
-                f"shrinkage is {options.shrinkage!r}, and these moments were factored with "
-                f"{self.requested!r}; pass shrinkage= to moments.factored(), or pass the moments"
-            )
-        if options.solver not in ("auto", factor.solver):
-            raise InputError(
-                f"solver is {options.solver!r}, and these moments were factored by "
-                f"{factor.solver!r}; pass solver= to moments.factored(), or pass the moments"
-            )
+        for name, value, own in (
+            ("shrinkage", options.shrinkage, self.requested),
+            ("solver", options.solver, factor.solver),
+        ):
+            if value not in (None, "auto", own):
+                raise InputError(
+                    f"{name} is {value!r}, and these moments were factored with {own!r}; pass "
+                    f"{name}= to moments.factored(), or pass the moments"
+                )
         if floor is not None:
             uses = factor.inverse_scale > 0.0
             wrong = np.flatnonzero(uses != (np.sqrt(self.variances) > floor))
@@ -144,7 +140,6 @@ class Statistics:
         return factor
 
     def identity(self) -> Factor:
-        """Return the factor of the identity matrix, for methods that do not whiten."""
         factor = kernels.identity(self.variances, 1.0)
         if self.row_eps:
             self._set_rounding(factor)
@@ -152,8 +147,8 @@ class Statistics:
 
     def factored_after_erasure(self, deviations: Float) -> Factor:
         """Return the factor of Cov(x), with x the rows after erasure."""
-        # Features that hold rounding errors only count as constant. Their level is computed from
-        # `deviations`, (d,), the standard deviations of the features before erasure.
+        # Features of rounding errors count as constant. Their level follows from `deviations`, the
+        # standard deviations before erasure, (d,).
         floor = tolerances.floor(self.variances, self.mean, self.row_eps)
         rounding = tolerances.erased_rounding(deviations, self.covariance.unit_roundoff)
         return self.factored(Options(), 0.0, np.maximum(floor, rounding))
@@ -171,8 +166,6 @@ class Statistics:
             self.row_eps * second_moment**0.5, variance**0.5, factor.smallest, self.n_rows
         )
 
-    # -- other readers ---------------------------------------------------------------------
-
     def gram(self, rows: Float) -> Float:
         """Return b Cov(x) b^T, (r, r), for b = `rows`, (r, d), without shrinkage."""
         if self.is_diagonal:
@@ -185,9 +178,8 @@ class Statistics:
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> Mapping[VariableName, Noise]:
         """Return the noise of Cov(x, z), with z the variable `by` of the moments."""
-        # The result is empty for moments without `by`, if z is not in `names`, has one class, or
-        # has too few rows for the rank of Cov(x). `factor` is of Cov(x) without shrinkage; it is
-        # computed if it is None.
+        # Empty without `by`, if z is not in `names`, has one class, or too few rows for the rank of
+        # Cov(x). `factor` is of Cov(x) without shrinkage; it is computed if it is None.
         accumulator, by = self.accumulator, self.parameters.by
         if accumulator is None or not accumulator.parts:
             return self.noise
@@ -208,9 +200,8 @@ class Statistics:
         def remove_directions(whitened: Float) -> Float:
             return np.ascontiguousarray(whitened - (whitened @ directions.T) @ directions)
 
-        # For a class covariance A of whitened x, tr(A) is the sum of u^T A u over an orthonormal
-        # basis. In a high dimension, tr(A) is estimated by the sum over m random orthonormal
-        # vectors u, divided by m / dimension.
+        # tr(A), for a class covariance A of whitened x, is the sum of u^T A u over an orthonormal
+        # basis, or is estimated by that over m random orthonormal vectors, times dimension / m.
         m = min(_PROBES, dimension)
         random_vectors = np.random.default_rng(0).standard_normal((m, d))
         on_support = remove_directions(factor.whiten(factor.unwhiten(random_vectors)))
@@ -260,14 +251,10 @@ class Factored:
 
     Attributes
     ----------
-    n_rows, weight, n_features : int, float, int
-        Number of rows, weight sum, and number of features.
+    n_rows, weight, n_features, feature_names, variables
+        As those of the moments.
     mean, variances : (d,) float64
         Means and variances of the features, ddof = 0.
-    feature_names : tuple of str or None
-        Names of the features, if rows came as a data frame.
-    variables : mapping of str to str
-        Kind of each variable: "classes" or "continuous".
     shrinkage : float
         Weight of the isotropic target in the factored covariance.
     factor : Factor

@@ -88,8 +88,6 @@ class _Sums:
 
 @dataclass(eq=False)
 class ClassSums(_Sums):
-    """Sums per class of a class-coded variable."""
-
     # Each array has one row per class. The arrays are shorter than `names` if the last classes
     # occur only in buffered rows.
 
@@ -117,11 +115,8 @@ class ClassSums(_Sums):
 
     @cached_property
     def position_by_key(self) -> dict[Hashable, int]:
-        """Position of each class in the sums, by class key."""
         # The dict is built on first use, since a column may declare many classes that never occur.
         return dict(zip(_keys(self.names), range(len(self.names)), strict=True))
-
-    # -- filling ---------------------------------------------------------------------------
 
     @classmethod
     def new(cls, width: int, column: ClassCodes) -> ClassSums:
@@ -183,8 +178,6 @@ class ClassSums(_Sums):
         attributes = dict(zip(self.TENSORS, new, strict=True))
         return [Addition(new[2], class_sums, present), Assignment(self, attributes)]
 
-    # -- algebra ---------------------------------------------------------------------------
-
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ClassSums:
         refuse_other_kind(name, self, other)
         ours, theirs = self.names, other.names
@@ -239,8 +232,6 @@ class ClassSums(_Sums):
         empty = self.empty(self.width, names)
         return empty.merged(self, np.zeros(self.width), 1, "")
 
-    # -- reading ---------------------------------------------------------------------------
-
     @property
     def n_rows(self) -> int:
         return int(self.rows.sum())
@@ -257,7 +248,6 @@ class ClassSums(_Sums):
         return self.names
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """Return the covariance of x with the indicator of each class c, (d, k)."""
         # (s_c - (w_c / w) s) / (w - ddof), with w = sum_c w_c and s = sum_c s_c
         weight = self.weight
         divisor = denominator(weight, ddof, name)
@@ -271,8 +261,6 @@ class ClassSums(_Sums):
         # deviation of the indicator. The most frequent class and classes without weight have no
         # row.
         return spans.class_span(self.sums, self.weights)
-
-    # -- storing ---------------------------------------------------------------------------
 
     def _padded(self, size: int) -> tuple[Int, Float, Float]:
         """Return copies of `rows`, `weights` and `sums`, padded with zeros to `size` classes."""
@@ -374,8 +362,6 @@ class ColumnSums(_Sums):
         return cls(width, names, 0, 0.0, np.zeros(k), np.zeros(width), np.zeros(k),
                    np.zeros((k, width)), np.zeros((k, k)))  # fmt: skip
 
-    # -- filling ---------------------------------------------------------------------------
-
     @classmethod
     def new(cls, width: int, column: Columns) -> ColumnSums:
         return cls.empty(width, column.columns)
@@ -442,8 +428,6 @@ class ColumnSums(_Sums):
             "z_sum": self.z_sum + z_sum, "squares": self.squares + squares,
         }  # fmt: skip
         return [Addition(self.products, products[:-1]), Assignment(self, attributes)]
-
-    # -- algebra ---------------------------------------------------------------------------
 
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
@@ -513,8 +497,6 @@ class ColumnSums(_Sums):
         self.x_sum[features] = self.weight * mean_deviation[features]
         self.products[:, features] = np.outer(self.z_sum, mean_deviation[features])
 
-    # -- reading ---------------------------------------------------------------------------
-
     @property
     def n_rows(self) -> int:
         return self.counts
@@ -532,18 +514,15 @@ class ColumnSums(_Sums):
         raise LabelError(f"the variable {name!r} is continuous; it has no classes")
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """Return Cov(x, z) over the labelled rows, (d, k)."""
         # (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w
         divisor = denominator(self.weight, ddof, name)
         columns = self.products - np.outer(self.z_sum / self.weight, self.x_sum)
         return np.asarray(columns.T / divisor)
 
     def mean(self) -> Float:
-        """Return the mean of z over the labelled rows, (k,)."""
         return np.asarray(self.reference + self.z_sum / self.weight)
 
     def variance(self) -> Float:
-        """Return Cov(z, z), (k, k), with ddof = 0."""
         mean = self.z_sum / self.weight
         return np.asarray(self.squares / self.weight - np.outer(mean, mean))
 
@@ -560,8 +539,6 @@ class ColumnSums(_Sums):
     def deviations(self) -> Float:
         """Return the standard deviations of z, (k,), ddof = 0; exactly 0 for constant columns."""
         return spans.column_deviations(self.z_sum, self.squares, self.reference, self.weight)
-
-    # -- storing ---------------------------------------------------------------------------
 
     def metadata(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": list(self.names)}
@@ -618,7 +595,6 @@ def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> V
 
 
 def contradiction(name: object, ours: str, theirs: str) -> LabelError:
-    """Return the error for a variable whose kind differs from earlier blocks."""
     held = {"classes": "classes", "continuous": "continuous values"}
     return LabelError(
         f"the variable {name!r} held {held[ours]} in earlier blocks and holds {held[theirs]} in "
