@@ -30,13 +30,13 @@ from splince_fast.moments.block import (
     Workspace,
     reduce_block,
 )
-from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatters import Diagonal, Sampled, sum_variances
 from splince_fast.moments.state import Scatter, State, not_added
 from splince_fast.moments.variables import (
     KIND_OF_COLUMN,
     ClassSums,
+    LabelTable,
     Variable,
     contradiction,
     look_up,
@@ -59,15 +59,14 @@ def merged_variables(
     # `offset` is the reference point of `theirs` minus that of `ours`.
     result = dict(ours)
     for name, variable in theirs.items():
-        ours_or_empty = result.get(name)
-        if ours_or_empty is None:
+        if name not in result:
             if sign < 0:
                 raise not_added(
                     f"cannot remove rows labelled with {name!r}: no labels of this variable were "
                     "added"
                 )
-            ours_or_empty = variable.empty_like()
-        result[name] = ours_or_empty.merged(variable, offset, sign, name)
+            result[name] = variable.empty_like()
+        result[name] = result[name].merged(variable, offset, sign, name)
     return result
 
 
@@ -142,8 +141,9 @@ class Accumulator:
         n = rows.array.shape[0] if index is None else len(index)
         if not n:
             return []
+        # A sample must not depend on the sizes of blocks.
         in_order = in_order or self.parameters.subsample < 1
-        capacity, n_merges = self.plan(rows, n)
+        capacity, n_merges = self._plan(rows, n)
         changes: list[Change] = []
         try:
             if not checked:  # the reduction checks full blocks
@@ -153,21 +153,21 @@ class Accumulator:
                 if first < n:
                     (Rows.from_array(rows.array[first:]) if first else rows).check()
             if n_merges == 0 or (n_merges == 1 and not copy):
-                self._add_rows(rows, n, weight, encoded, in_order, index, changes.extend)
+                self._add_rows(rows, n, weight, encoded, in_order, index, changes.extend, capacity)
                 return changes
             draft = self.copy()
             draft._work = self._work
             buffer = draft.buffer
             if buffer is not None and buffer.rows.dtype.itemsize < rows.dtype.itemsize:
                 draft.flush()
-            draft._add_rows(rows, n, weight, encoded, in_order, index, add)
+            draft._add_rows(rows, n, weight, encoded, in_order, index, add, capacity)
         except InputError:
             if not checked:
                 rows.check()  # its message has the row numbers of the whole update
             raise
         return [Assignment(self, vars(draft))]
 
-    def plan(self, rows: Rows, n: int) -> tuple[int, int]:
+    def _plan(self, rows: Rows, n: int) -> tuple[int, int]:
         """Return the rows per block, and the largest number of blocks that n rows can fill."""
         width, dtype = rows.array.shape[1], rows.dtype
         if isinstance(rows, SparseRows):
@@ -190,17 +190,14 @@ class Accumulator:
         in_order: bool,
         index: NDArray[np.intp] | None,
         sink: Callable[[list[Change]], None],
+        capacity: int,
     ) -> None:
         """Pass the changes that add rows to `sink`, step by step."""
         # A step reduces one block at most. If there are several, `sink` adds the changes of a step.
         # Sparse rows are merged at once, without a buffer.
-        shape = width, dtype = rows.array.shape[1], rows.dtype
-        sparse = isinstance(rows, SparseRows)
-        if sparse:
-            rows, index = (rows if index is None else rows.select(index)), None
-            capacity = self.parameters.block_rows or _SPARSE_ROWS
-        else:
-            capacity = self._work.capacities.get(shape) or self._reserve(width, dtype)
+        width, sparse = rows.array.shape[1], isinstance(rows, SparseRows)
+        if sparse and index is not None:
+            rows, index = rows.select(index), None
         labels: dict[VariableName, Labels] = {}
         variables = self.variables
         for name, column in encoded.items():
@@ -255,8 +252,7 @@ class Accumulator:
             codes[name] = variable.code_of(column, name) if type(variable) is ClassSums else -1
             if codes[name] < 0:
                 return False
-        # Read the buffer only now: user code that ran during the access to the labels may have
-        # updated this accumulator.
+        # Read the buffer only now: user code in the access to the labels may have changed it.
         parameters, buffer, state = self.parameters, self.buffer, self.state
         if buffer is None or parameters.joint or not parameters.kinds.keys() <= codes.keys():
             return False
@@ -320,8 +316,9 @@ class Accumulator:
         of_x = self._reduce(block, codes, class_weights, values)
         mean = of_x.shift + of_x.total / of_x.weight_sum
         reference = state.reference_with(of_x.shift, mean, of_x.squares, of_x.weight_sum)
-        if reference is not state.reference:
-            variables = sums["variables"] = _about(reference, state, variables)
+        if reference is not state.reference and state.weight:
+            shift = state.reference - reference
+            variables = sums["variables"] = merged_variables({}, variables, shift, 1)
         changes: list[Change] = state.added(of_x, reference, block)
         offset = of_x.shift - reference
         class_sums, products = of_x.class_sums, of_x.products
@@ -359,8 +356,8 @@ class Accumulator:
             theirs.second.diagonal(), theirs.weight,
         )  # fmt: skip
         ours = self.variables
-        if reference is not state.reference:
-            ours = _about(reference, state, ours)
+        if reference is not state.reference and state.weight:
+            ours = merged_variables({}, ours, state.reference - reference, 1)
         variables = merged_variables(ours, other.variables, theirs.reference - reference, 1)
         sums = {
             "state": state, "variables": variables,
@@ -430,44 +427,20 @@ class Accumulator:
     def restore(self, buffered: Block) -> None:
         """Replace the buffer by rows whose labels are encoded with the registered classes."""
         width, dtype = buffered.rows.shape[1], buffered.rows.dtype
-        capacity = self.parameters.capacity(width, dtype.itemsize)
-        self.buffer = Buffer(capacity, width, dtype)
+        self.buffer = Buffer(self.parameters.capacity(width, dtype.itemsize), width, dtype)
         add(self.buffer.appended(buffered, 0))
-        if buffered.n == capacity:
-            self.flush()
-            self.buffer = None
-
-
-def _about(
-    reference: Float, state: State, variables: dict[VariableName, Variable]
-) -> dict[VariableName, Variable]:
-    """Return copies of variables with sums about another reference point than the state's."""
-    if not state.weight:
-        return variables
-    offset = state.reference - reference
-    return {
-        name: variable.empty_like().merged(variable, offset, 1, name)
-        for name, variable in variables.items()
-    }
 
 
 def _joined(label_sums: list[LabelSums], n: int) -> tuple[NDArray[np.intp], Float, Float]:
     """Return codes, (v, n), class weights, (c,), and values, (q, n), of all variables."""
     # The class sums are numbered over all variables; codes are -1 for missing labels.
-    codes = [sums.codes for sums in label_sums if sums.codes is not None]
-    stacked = np.empty((len(codes), n), np.intp)
-    row = n_sums = 0
+    codes, start = list[NDArray[np.intp]](), 0
     for sums in label_sums:
         if sums.codes is not None:
-            np.add(sums.codes, n_sums, out=stacked[row])
-            if n_sums and sums.codes.min() < 0:
-                stacked[row][sums.codes < 0] = -1
-            row, n_sums = row + 1, n_sums + len(sums.weights)
-    if len(label_sums) == 1:
-        weights, values = label_sums[0].weights, label_sums[0].values
-    else:
-        weights = np.concatenate([np.empty(0), *(sums.weights for sums in label_sums)])
-        values = np.concatenate([np.empty((0, n)), *(sums.values for sums in label_sums)])
+            codes.append(np.where(sums.codes < 0, -1, sums.codes + start) if start else sums.codes)
+        start += len(sums.weights)
+    weights = np.concatenate([np.empty(0), *(sums.weights for sums in label_sums)])
+    values = np.concatenate([np.empty((0, n)), *(sums.values for sums in label_sums)])
     if len(values) < MATRIX_PRODUCT_FROM:  # the kernel, unlike GEMM, needs C order
         values = np.ascontiguousarray(values)
-    return stacked, weights, values
+    return np.array(codes, np.intp).reshape(len(codes), n), weights, values

@@ -44,12 +44,11 @@ from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import names_from_json, names_to_json
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.block import Block
-from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatters import Sampled
 from splince_fast.moments.split import Part, Split, accumulator_of
 from splince_fast.moments.state import EPS32, EPS64, State
-from splince_fast.moments.variables import KINDS
+from splince_fast.moments.variables import KINDS, LabelTable
 
 # Version number of the file format: raise it with every change that an older reader misreads.
 FORMAT = 1
@@ -169,7 +168,6 @@ def _fill(moments: Part, tensors: Tensors, metadata: Mapping[str, Any]) -> None:
     second = moments.state.second
     if isinstance(second, Sampled) and second.sample.n_rows > moments.n_rows:
         raise FileFormatError("the sample has more rows than the state")
-    # A full buffer is merged into the sums, and into those of the sample.
     _fill_buffer(moments, _part_of(tensors, "staged."))
 
 
@@ -233,8 +231,8 @@ def _fill_buffer(accumulator: Accumulator, tensors: Tensors) -> None:
     n = len(rows) if rows.ndim else 0
     dtype = np.float32 if rows.dtype == np.float32 else np.float64
     check_tensors(tensors, {"rows": (dtype, (n, width))})
-    if n > accumulator.parameters.capacity(width, rows.itemsize):
-        raise FileFormatError("the buffer has more rows than a block")
+    if n >= accumulator.parameters.capacity(width, rows.itemsize):
+        raise FileFormatError("the buffered rows fill a block")
     check_values(rows, "the buffered rows")
     block = Block(n, rows, None)
     if "weight" in tensors:

@@ -32,7 +32,6 @@ from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
     NonFiniteError,
-    NotEnoughDataError,
     SplinceError,
 )
 from splince_fast.labels import ClassName, Encoded, VariableName, encode
@@ -45,7 +44,7 @@ from splince_fast.moments.split import Part, Split, accumulator_of
 from splince_fast.moments.state import State
 from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.moments.stream import accumulate
-from splince_fast.moments.variables import check_ddof
+from splince_fast.moments.variables import check_ddof, denominator
 
 Float = NDArray[np.float64]
 
@@ -586,12 +585,7 @@ class Moments(_Accumulation):
             state = self._flushed().nonempty_state()
             if isinstance(state.second, Sampled):
                 state = state.second.sample.nonempty_state()
-            if state.weight - ddof <= 0:
-                raise NotEnoughDataError(
-                    f"a covariance with ddof = {ddof:g} needs a total weight above {ddof:g}, and "
-                    f"the rows have {state.weight:g}; add rows or pass ddof=0"
-                )
-            full = state.second.matrix / (state.weight - ddof)
+            full = state.second.matrix / denominator(state.weight, ddof, "covariance")
         blas.mirror_lower(full)
         return full
 

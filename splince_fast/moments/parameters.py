@@ -74,12 +74,6 @@ class Parameters:
 
     def check_compatible(self, other: Parameters) -> None:
         """Raise IncompatibleMomentsError unless moments of these and `other` parameters combine."""
-        conflicts = {k for k in self.kinds.keys() & other.kinds if self.kinds[k] != other.kinds[k]}
-        if conflicts:
-            raise IncompatibleMomentsError(
-                f"the two sides have different kinds= for {sorted(conflicts)}; accumulate both "
-                "with the same kinds="
-            )
         for name in ("by", "covariance_type", "subsample"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs and not (name == "subsample" and max(ours, theirs) < 1):

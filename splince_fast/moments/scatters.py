@@ -2,13 +2,11 @@
 
 Rows may be dense or, for variances alone, sparse.
 
-A sample: any positive definite matrix in place of Cov(x) gives an eraser with exact constraints;
-the matrix determines only how far the distortion exceeds the minimum. The matrix is S + D, with S
-the covariance of the sampled rows. D is diagonal: where the variance of a feature in all rows
-exceeds that in the sample by more than the sampling error, the entry of D is the difference, and 0
-elsewhere. D restores the variance of a feature that comes from a few rows, none of them sampled.
-
-A row is sampled if the hash of its position in the stream is below the fraction `subsample`.
+A row is sampled if the hash of its position in the stream is below the fraction `subsample`. The
+matrix in place of Cov(x) is S + D, with S the covariance of the sampled rows. D is diagonal: where
+the variance of a feature in all rows exceeds that in the sample by more than the sampling error, it
+is the difference, and 0 elsewhere. D restores the variance of a feature that comes from a few rows,
+none of them sampled.
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ Float = NDArray[np.float64]
 _HEAD = 16
 # A column of sparse rows is summed about 0 unless |mean| exceeds this many standard deviations.
 _FAR = 16.0
-# Numbers of sampled rows per feature. With fewer than LEAST_ROWS the distortion may far exceed the
-# minimum, and an error is raised. With GOOD_ROWS it exceeds the minimum by at most 5 percent.
+# Numbers of sampled rows per feature: fewer than LEAST_ROWS are an error; with GOOD_ROWS the
+# distortion exceeds the minimum by at most 5 percent.
 LEAST_ROWS, GOOD_ROWS = 4, 22
 # A warning names the features whose variances in all rows and in the sample differ by more than
 # this factor.
@@ -85,9 +83,6 @@ class Diagonal(Scatter):
 @dataclass(slots=True, eq=False)
 class Sampled(Diagonal):
     """The diagonal of the scatter of all rows, and the moments of a sample of the rows."""
-
-    # Rows must be added in the order of the stream, so that the sample does not depend on the sizes
-    # of the blocks.
 
     # accumulator of the sampled rows, with weights w / subsample; its module imports this one
     sample: Any = None
@@ -192,12 +187,11 @@ class SampleStatistics(NamedTuple):
 
     def distortion(self, left: Float, gram: Float, regressors: int) -> tuple[float, float | None]:
         """Estimate the distortion E|left^T right (x - mean)|^2 and its excess, without bias."""
-        # The excess is the distortion minus the least distortion of any eraser with the same
-        # constraints. The distortion is the residual variance of a regression on p other
-        # coordinates, fitted to the m sampled rows. In the sample, the residual variance is too
-        # small by the factor 1 - p / m; in other rows it exceeds the minimum by the fraction
-        # p / (m - p - 2). If the sample is a fraction f of all rows, both numerators are
-        # (1 - f) p. `gram` is right M right^T, for the estimate M of Cov(x).
+        # The distortion is the residual variance of a regression on p other coordinates, fitted to
+        # the m sampled rows. In the sample, it is too small by the factor 1 - p / m; in other rows
+        # it exceeds the minimum by the fraction p / (m - p - 2). If the sample is a fraction f of
+        # all rows, both numerators are (1 - f) p. `gram` is right M right^T, for the estimate M of
+        # Cov(x).
         p, m = regressors, self.n_effective
         naive = float(np.sum((left @ left.T) * gram))
         if m - p - 2 <= 0:
@@ -220,9 +214,9 @@ def sum_variances(block: Block, codes: NDArray[np.intp], n_sums: int, values: Fl
         sums = sum_block(rows, weight, shift, codes, n_sums, values, block.index)
         squares = np.maximum(0.0, sums.squares - sums.total**2 / sums.weight_sum)
         return replace(sums, squares=squares)
-    # Only stored entries are read. Columns are summed about 0, except columns whose mean is more
-    # than 16 standard deviations from 0. These are summed about a shift near the mean, which makes
-    # them dense, but adds few entries: such a column has less than one implicit zero in 257 rows.
+    # Only stored entries are read, and columns are summed about 0; those whose mean is more than 16
+    # standard deviations from 0, about a shift near the mean, which makes them dense, but adds few
+    # entries: such a column has less than one implicit zero in 257 rows.
     sums = sum_stored(rows, weight, codes, n_sums, values)
     far = far_from_zero(sums.total / sums.weight_sum, sums.squares / sums.weight_sum)
     if len(far):

@@ -101,15 +101,14 @@ class Split:
         chosen = {keys[code]: np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
         # New parts are in the order of the rows' codes, for reproducible files.
         parts = self.parts | {k: self.new_part() for k in chosen if k not in self.parts}
-        if numbers is None:  # the classes share the work memory, which holds the sums of one block
-            plans = [cast(Accumulator, parts[k]).plan(rows, len(c)) for k, c in chosen.items()]
-            copy = sum(n_merges > 0 for _, n_merges in plans) > 1
         changes: list[Change] = []
+        is_fold = numbers is not None
         for key, own in chosen.items():
             changes += parts[key].prepare(
                 rows, None if weight is None else weight[own],
-                {name: _labels_of_rows(z, own, numbers is None) for name, z in labels.items()},
-                in_order=in_order or numbers is not None, checked=True, index=index[own], copy=copy,
+                {name: _labels_of_rows(z, own, not is_fold) for name, z in labels.items()},
+                in_order=in_order or is_fold, checked=True, index=index[own],
+                copy=not is_fold,  # classes share the work memory, which has the sums of one block
             )  # fmt: skip
         return [*changes, Assignment(self, {"parts": parts, "_total": None})]
 
@@ -198,8 +197,7 @@ class Split:
 
     def total(self) -> Part:
         """Return the sum of all parts: of classes in the order of their names."""
-        # The total of classes is kept until a part changes.
-        if self._total is not None:
+        if self._total is not None:  # that of classes is kept until a part changes
             return self._total
         if self.n_folds is not None:
             total, keys = accumulator_of(self.parameters), list(self.parts)

@@ -236,10 +236,9 @@ class State:
 
     def reference_with(self, point: Float, mean: Float, squares: Float, weight: float) -> Float:
         """Return the reference point for the sum of the state and of rows summed about `point`."""
-        # It is that of the state, unless the mean of all rows is far from it: then that mean is the
-        # new reference point. Sums about a point at c standard deviations from the mean lose a
-        # factor c of precision. `squares` are the sums of squares about the mean of the rows; NaN
-        # keeps the reference point.
+        # It is that of the state, unless the mean of all rows is far from it: sums about a point at
+        # c standard deviations from the mean lose a factor c of precision. `squares` are the sums
+        # of squares about the mean of the rows; NaN keeps the reference point.
         if not weight:
             return self.reference
         if not self.weight:
@@ -292,10 +291,9 @@ class State:
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
         """Subtract the moments of a part of the rows, in place: the inverse of a merge."""
-        # constant, (c,): features whose remaining variance does not exceed the rounding error of
-        # the variance before the removal. The caller makes them constant unless their mean differs
-        # between labels. rounding, (d,): rounding error of the mean of each feature. After an error
-        # the state is invalid.
+        # Return the features, (c,), whose remaining variance does not exceed the rounding error of
+        # that before the removal, which the caller makes constant unless their mean differs between
+        # labels, and the rounding error of the mean, (d,). After an error the state is invalid.
         none_constant = np.empty(0, np.intp), np.empty(0)
         if part.n_rows > self.n_rows:
             raise not_added(f"cannot remove {part.n_rows} rows from {self.n_rows} rows")
@@ -326,7 +324,6 @@ class State:
         if (diagonal < -squares_bound).any():
             raise not_added("cannot remove these moments: a variance would become negative")
         # If most of a sum cancels, its rounding error remains that of the sum before the removal.
-        # A bound computed from the remaining sum would be too small.
         cancelled = bool((diagonal < _CANCELLED * squares).any())
         self.rounding_bound = squares_bound if had_bound or cancelled else 0.0
         constant = np.flatnonzero(diagonal <= constant_bound)
