@@ -30,7 +30,7 @@ from splince_fast._solve.options import MAX_PASSES, Options, check_moment_option
 from splince_fast._solve.restore import inverse_units
 from splince_fast.exceptions import InputError
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.inputs import read_update
+from splince_fast.moments.moments import read_update
 from splince_fast.moments.scatters import far_from_zero, sum_stored
 from splince_fast.moments.statistics import Statistics
 from splince_fast.sources.base import Source, StreamSource, prefetched

@@ -8,20 +8,17 @@ the input beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels.row_kernels import Addition, Assignment, Change, add
+from splince_fast._kernels.row_kernels import Assignment, Change, add
 from splince_fast._runtime import threads
-from splince_fast._runtime.rows import Rows, eps_of
-from splince_fast.exceptions import (
-    IncompatibleMomentsError,
-    InputError,
-    NotEnoughDataError,
-)
+from splince_fast._runtime.rows import Rows, SparseRows, eps_of
+from splince_fast.exceptions import InputError, NotEnoughDataError
 from splince_fast.labels import ClassName, Encoded, VariableName
 from splince_fast.moments.block import (
     MATRIX_PRODUCT_FROM,
@@ -33,18 +30,23 @@ from splince_fast.moments.block import (
     Workspace,
     reduce_block,
 )
-from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.state import State
+from splince_fast.moments.scatters import Diagonal, Sampled, sum_variances
+from splince_fast.moments.state import Scatter, State, not_added
 from splince_fast.moments.variables import (
     KIND_OF_COLUMN,
     ClassSums,
+    LabelTable,
     Variable,
     contradiction,
     look_up,
 )
 
 Float = NDArray[np.float64]
+
+# Sparse rows per block. Blocks are larger than for dense rows, since the merge of a block takes
+# O(d k) operations even if the block has few stored entries.
+_SPARSE_ROWS = 1 << 14
 
 
 def merged_variables(
@@ -54,27 +56,25 @@ def merged_variables(
     sign: int,
 ) -> dict[VariableName, Variable]:
     """Return the sum (sign 1) or difference (sign -1) of the variables of two accumulators."""
-    # `offset` is the reference point of `theirs` minus that of `ours`. Variables that only `ours`
-    # has are not copied.
+    # `offset` is the reference point of `theirs` minus that of `ours`.
     result = dict(ours)
     for name, variable in theirs.items():
-        ours_or_empty = result.get(name)
-        if ours_or_empty is None:
+        if name not in result:
             if sign < 0:
-                raise IncompatibleMomentsError(
+                raise not_added(
                     f"cannot remove rows labelled with {name!r}: no labels of this variable were "
-                    "added; subtract only moments that were added"
+                    "added"
                 )
-            ours_or_empty = variable.empty_like()
-        result[name] = ours_or_empty.merged(variable, offset, sign, name)
+            result[name] = variable.empty_like()
+        result[name] = result[name].merged(variable, offset, sign, name)
     return result
 
 
 class Accumulator:
     """Accumulator of the moments of x and of the sums of every label variable."""
 
-    # Whether every update preserves the row order, as with `in_order=True`.
-    always_in_order = False
+    # Accumulators of the classes of `by`, if this is their total.
+    parts: Mapping[Any, Accumulator] = MappingProxyType({})
 
     def __init__(self, parameters: Parameters, work: Workspace | None = None) -> None:
         self.parameters = parameters
@@ -87,6 +87,7 @@ class Accumulator:
         self.label_products = LabelTable()  # sums of products of labels of two variables
         self.broken = False  # whether a change of the state failed half-way
         self._work = Workspace() if work is None else work
+        self._is_full = parameters.subsample == 1 and not parameters.is_diagonal
 
     @property
     def width(self) -> int | None:
@@ -100,24 +101,13 @@ class Accumulator:
         return merged + (0 if self.buffer is None else self.buffer.filled)
 
     @property
-    def has_buffered(self) -> bool:
-        return self.buffer is not None and self.buffer.filled > 0
-
-    # Whether `merge_pending` must be called before the sums are read.
-    has_pending = has_buffered
-
-    def merge_pending(self) -> None:
-        """Merge all buffered rows into the sums."""
-        self.flush()
-
-    @property
     def nbytes(self) -> int:
-        total = self._work.nbytes
-        total += 0 if self.state is None else self.state.nbytes
-        total += 0 if self.buffer is None else self.buffer.nbytes
-        total += self.label_products.nbytes
         tensors = (t for variable in self.variables.values() for t in variable.tensors().values())
-        return total + sum(tensor.nbytes for tensor in tensors)
+        owners = [self._work, self.state, self.buffer, self.label_products, *tensors]
+        return sum(owner.nbytes for owner in owners if owner is not None)
+
+    def leaves(self) -> Iterable[Accumulator]:
+        return (self,)
 
     def nonempty_state(self) -> State:
         if self.state is None or self.state.weight == 0:
@@ -128,10 +118,7 @@ class Accumulator:
         return look_up(self.variables, name)
 
     def descriptions(self) -> dict[VariableName, str]:
-        """Return the kind and size of each variable as text, including buffered rows."""
         return {name: variable.description for name, variable in self.variables.items()}
-
-    # -- adding rows -----------------------------------------------------------------------
 
     def prepare(
         self,
@@ -145,54 +132,54 @@ class Accumulator:
         copy: bool = False,
     ) -> list[Change]:
         """Return the changes that add rows with valid labels; the state is unchanged."""
-        # Full blocks are reduced directly, and the other rows are buffered. The buffered rows come
-        # before the new rows if `in_order`; `checked` rows are not validated again; `index` are the
-        # positions of the rows to add, (n,), with one entry of `weight` and of `encoded` each.
-        # The changes of one block refer to sums in the work memory, which no other block may use
-        # before the changes are added. With `copy`, or if there are several blocks, the rows are
-        # added to a copy of the state, and the only change is that the copy replaces the state.
-        n = int(rows.array.shape[0]) if index is None else len(index)
+        # Full blocks are reduced directly, and the other rows are buffered; the buffered rows come
+        # first if `in_order`. `checked` rows are not validated again; `index` are the positions of
+        # the rows to add, (n,), with one entry of `weight` and of `encoded` each. The changes of a
+        # block refer to sums in the work memory, which no other block may use before they are
+        # added. With `copy`, or if there are several blocks, the rows are therefore added to a copy
+        # of the state, which then replaces the state.
+        n = rows.array.shape[0] if index is None else len(index)
         if not n:
             return []
-        in_order = in_order or self.always_in_order
-        n_merges = self.n_merges(rows, n)
+        # A sample must not depend on the sizes of blocks.
+        in_order = in_order or self.parameters.subsample < 1
+        capacity, n_merges = self._plan(rows, n)
         changes: list[Change] = []
         try:
-            if not checked:
-                self._check(rows, n, in_order)
+            if not checked:  # the reduction checks full blocks
+                filled = self.buffer is not None and self.buffer.filled
+                direct = rows.direct and not (in_order and filled)
+                first = n - n % capacity if direct else 0
+                if first < n:
+                    (Rows.from_array(rows.array[first:]) if first else rows).check()
             if n_merges == 0 or (n_merges == 1 and not copy):
-                self._add_rows(rows, n, weight, encoded, in_order, index, changes.extend)
+                self._add_rows(rows, n, weight, encoded, in_order, index, changes.extend, capacity)
                 return changes
             draft = self.copy()
             draft._work = self._work
-            draft._widen_buffer(rows)
-            draft._add_rows(rows, n, weight, encoded, in_order, index, add)
+            buffer = draft.buffer
+            if buffer is not None and buffer.rows.dtype.itemsize < rows.dtype.itemsize:
+                draft.flush()
+            draft._add_rows(rows, n, weight, encoded, in_order, index, add, capacity)
         except InputError:
             if not checked:
                 rows.check()  # its message has the row numbers of the whole update
             raise
         return [Assignment(self, vars(draft))]
 
-    def n_merges(self, rows: Rows, n: int) -> int:
-        """Return the number of blocks that an update of n rows reduces, or a larger number."""
+    def _plan(self, rows: Rows, n: int) -> tuple[int, int]:
+        """Return the rows per block, and the largest number of blocks that n rows can fill."""
         width, dtype = rows.array.shape[1], rows.dtype
-        capacity = self._capacity(width, dtype)
+        if isinstance(rows, SparseRows):
+            capacity = self.parameters.block_rows or _SPARSE_ROWS
+            return capacity, -(-n // capacity)
+        capacity = self._work.capacities.get((width, dtype)) or self._reserve(width, dtype)
         buffer = self.buffer
-        if buffer is None:
-            return n // capacity
-        if buffer.filled and buffer.rows.dtype.itemsize < dtype.itemsize:
-            return 2  # the buffered rows may fill a block of the wider dtype
-        return (buffer.filled + n) // min(capacity, len(buffer.rows))
-
-    def _check(self, rows: Rows, n: int, in_order: bool) -> None:
-        """Raise an error for invalid rows, except in full blocks, which the reduction checks."""
-        first = 0
-        if rows.direct and not (in_order and self.has_buffered):
-            first = n - n % self._capacity(rows.array.shape[1], rows.dtype)
-        if not first:
-            rows.check()
-        elif first < n:
-            Rows.from_array(rows.array[first:]).check()
+        if buffer is None or not buffer.filled:
+            return capacity, n // capacity
+        if buffer.rows.dtype.itemsize < dtype.itemsize:
+            return capacity, 2  # the buffered rows are merged first, on a copy
+        return capacity, (buffer.filled + n) // min(capacity, len(buffer.rows))
 
     def _add_rows(
         self,
@@ -203,46 +190,14 @@ class Accumulator:
         in_order: bool,
         index: NDArray[np.intp] | None,
         sink: Callable[[list[Change]], None],
+        capacity: int,
     ) -> None:
         """Pass the changes that add rows to `sink`, step by step."""
         # A step reduces one block at most. If there are several, `sink` adds the changes of a step.
-        block, state, variables = self._encoded(rows, n, weight, encoded, index)
-        capacity = self._capacity(rows.array.shape[1], rows.dtype)
-        buffer, start = None, 0
-        filled = 0 if self.buffer is None else self.buffer.filled
-        while start < n:
-            if rows.direct and n - start >= capacity and not (in_order and filled):
-                stop = start + capacity
-                part = block if n == capacity else block.slice(start, stop)
-                changes, variables = self._merge(part, state, variables)
-            else:
-                if buffer is None:
-                    buffer = self._buffer_for(capacity, rows)
-                    filled = buffer.filled
-                stop = min(n, start + len(buffer.rows) - filled)
-                part, filled = block.slice(start, stop), filled + stop - start
-                if filled < len(buffer.rows):
-                    changes = buffer.appended(part, filled - part.n)
-                else:
-                    whole, emptied = buffer.completed(part)
-                    changes, variables = self._merge(whole, state, variables)
-                    changes, filled = [*changes, emptied], 0
-            sink(changes)
-            start = stop
-        sums = {"state": state, "variables": variables, "buffer": buffer or self.buffer}
-        row_eps = max(state.row_eps, rows.eps)
-        sink([Assignment(state, {"row_eps": row_eps}), Assignment(self, sums)])
-
-    def _encoded(
-        self,
-        rows: Rows,
-        n: int,
-        weight: Float | None,
-        encoded: Mapping[VariableName, Encoded],
-        index: NDArray[np.intp] | None,
-    ) -> tuple[Block, State, dict[VariableName, Variable]]:
-        """Return the block of an update, and the state and the variables with its new names."""
-        width = rows.array.shape[1]
+        # Sparse rows are merged at once, without a buffer.
+        width, sparse = rows.array.shape[1], isinstance(rows, SparseRows)
+        if sparse and index is not None:
+            rows, index = rows.select(index), None
         labels: dict[VariableName, Labels] = {}
         variables = self.variables
         for name, column in encoded.items():
@@ -257,8 +212,32 @@ class Accumulator:
             if named is not existing:
                 variables = {**variables, name: named}
         weight = None if weight is None else np.ascontiguousarray(weight)
+        block = Block(n, rows.array, weight, labels, index)
         state = self.state or self._empty_state(width)
-        return Block(n, rows.array, weight, labels, index), state, variables
+        sums = {"state": state, "variables": variables, "label_products": self.label_products}
+        buffer, start = None, 0
+        filled = 0 if self.buffer is None else self.buffer.filled
+        while start < n:
+            if sparse or (rows.direct and n - start >= capacity and not (in_order and filled)):
+                stop = min(n, start + capacity)
+                part = block if stop - start == n else block.slice(start, stop)
+                changes = self._merge(part, sums)
+            else:
+                if buffer is None:
+                    buffer = self._buffer_for(capacity, rows)
+                    filled = buffer.filled
+                stop = min(n, start + len(buffer.rows) - filled)
+                part, filled = block.slice(start, stop), filled + stop - start
+                if filled < len(buffer.rows):
+                    changes = buffer.appended(part, filled - part.n)
+                else:
+                    whole, emptied = buffer.completed(part)
+                    changes, filled = [*self._merge(whole, sums), emptied], 0
+            sink(changes)
+            start = stop
+        row_eps = max(state.row_eps, rows.eps)
+        sums["buffer"] = buffer or self.buffer
+        sink([Assignment(state, {"row_eps": row_eps}), Assignment(self, sums)])
 
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Append a row X, (1, d), to a buffer that is not empty: the fast path of `update`."""
@@ -273,8 +252,7 @@ class Accumulator:
             codes[name] = variable.code_of(column, name) if type(variable) is ClassSums else -1
             if codes[name] < 0:
                 return False
-        # Read the buffer only now: user code that ran during the access to the labels may have
-        # updated this accumulator.
+        # Read the buffer only now: user code in the access to the labels may have changed it.
         parameters, buffer, state = self.parameters, self.buffer, self.state
         if buffer is None or parameters.joint or not parameters.kinds.keys() <= codes.keys():
             return False
@@ -284,63 +262,66 @@ class Accumulator:
         return buffer.append_row(X, codes, changes)
 
     def _empty_state(self, width: int) -> State:
-        return State.empty(width)
-
-    def _capacity(self, width: int, dtype: np.dtype[np.generic]) -> int:
-        """Return the rows per block, for which work memory is allocated."""
-        return self._work.capacities.get((width, dtype)) or self._reserve(width, dtype)
+        parameters = self.parameters
+        if self._is_full:
+            second = Scatter.empty(width)
+        elif parameters.is_diagonal:
+            second = Diagonal.empty(width)
+        else:
+            second = Sampled(
+                np.zeros(width), sample=Accumulator(Parameters(parameters.block_rows, {}, ())),
+                subsample=parameters.subsample, random_state=parameters.random_state,
+            )  # fmt: skip
+        return State(np.zeros(width), 0, 0.0, np.zeros(width), second)
 
     def _reserve(self, width: int, dtype: np.dtype[np.generic]) -> int:
         """Allocate work memory for blocks of this width and dtype; return the rows per block."""
         capacity = self.parameters.capacity(width, dtype.itemsize)
         threads.thread_count()  # raises InputError if SPLINCE_FAST_NUM_THREADS is invalid
-        self._work.reserve(capacity, width, dtype)
+        if self._is_full:
+            self._work.reserve(capacity, width, dtype)
+        self._work.capacities[width, dtype] = capacity
         return capacity
 
     def _buffer_for(self, capacity: int, rows: Rows) -> Buffer:
         """Return a buffer that accepts rows of this dtype; buffered rows have none narrower."""
         buffer = self.buffer
-        if buffer is not None and (
-            buffer.filled
-            or buffer.rows.dtype == rows.dtype
-            or buffer.try_resize(capacity, rows.dtype)
-        ):
+        if buffer is not None and (buffer.filled or buffer.rows.dtype == rows.dtype):
             return buffer
         return Buffer(capacity, rows.array.shape[1], rows.dtype)
 
-    def _widen_buffer(self, rows: Rows) -> None:
-        """Convert buffered rows of a narrower dtype to that of `rows`."""
-        buffer, width = self.buffer, rows.array.shape[1]
-        if buffer is not None and buffer.rows.dtype.itemsize < rows.dtype.itemsize:
-            capacity = self._capacity(width, rows.dtype)
-            if buffer.filled >= capacity:
-                self.flush()
-            self.buffer = buffer.converted(capacity, rows.dtype)
-
     def flush(self) -> None:
-        """Merge the buffered rows into the sums."""
         buffer = self.buffer
         if buffer is not None and buffer.filled and self.state is not None:
-            changes, variables = self._merge(buffer.contents(), self.state, self.variables)
-            add([*changes, Assignment(self, {"variables": variables}), buffer.emptied()])
+            names = "state", "variables", "label_products"
+            sums = {name: getattr(self, name) for name in names}
+            changes = self._merge(buffer.contents(), sums)
+            add([*changes, Assignment(self, sums), buffer.emptied()])
 
-    def _merge(
-        self, block: Block, state: State, variables: dict[VariableName, Variable]
-    ) -> tuple[list[Change], dict[VariableName, Variable]]:
-        """Return the changes that add the sums of a block, and the variables after them."""
+    def merge_pending(self) -> None:
+        """Merge all buffered rows into the sums, those of a sample included."""
+        if self.buffer is not None and self.buffer.filled:
+            self.flush()
+        if self.state is not None and self.parameters.subsample < 1:
+            cast(Sampled, self.state.second).sample.flush()
+
+    def _merge(self, block: Block, sums: dict[str, Any]) -> list[Change]:
+        """Return the changes that add a block; `sums` are attributes, and become those after it."""
+        state, variables = sums["state"], sums["variables"]
         label_sums = [
             variables[name].label_sums(labels, block.weight)
             for name, labels in block.labels.items()
         ]
         codes, class_weights, values = _joined(label_sums, block.n)
-        sums = self._reduce(block, codes, class_weights, values)
-        mean = sums.shift + sums.total / sums.weight_sum
-        reference = state.reference_with(sums.shift, mean, sums.squares, sums.weight_sum)
-        if reference is not state.reference:
-            variables = _about(reference, state, variables)
-        changes = state.added(sums, reference, self._work.product)
-        offset = sums.shift - reference
-        class_sums, products = sums.class_sums, sums.products
+        of_x = self._reduce(block, codes, class_weights, values)
+        mean = of_x.shift + of_x.total / of_x.weight_sum
+        reference = state.reference_with(of_x.shift, mean, of_x.squares, of_x.weight_sum)
+        if reference is not state.reference and state.weight:
+            shift = state.reference - reference
+            variables = sums["variables"] = merged_variables({}, variables, shift, 1)
+        changes: list[Change] = state.added(of_x, reference, block)
+        offset = of_x.shift - reference
+        class_sums, products = of_x.class_sums, of_x.products
         class_sums += class_weights[:, None] * offset
         if len(values):
             products += values.sum(axis=1)[:, None] * offset
@@ -349,82 +330,62 @@ class Accumulator:
             changes += variables[name].add(own, class_sums[:k], products[:q])
             class_sums, products = class_sums[k:], products[q:]
         if len(block.labels) > 1:
-            table, added = self.label_products.with_products(block.labels, variables, block.weight)
-            changes += [
-                Addition(table.gram, added), Assignment(self, {"label_products": table})
-            ]  # fmt: skip
-        return changes, variables
+            table = sums["label_products"]
+            sums["label_products"] = table.with_block(block.labels, variables, block.weight)
+        return changes
 
     def _reduce(
         self, block: Block, codes: NDArray[np.intp], class_weights: Float, values: Float
     ) -> BlockSums:
         """Return the sums of a block; the arguments are those of `_joined`."""
+        if not self._is_full:
+            return sum_variances(block, codes, len(class_weights), values)
         shape = block.rows.shape[1], block.rows.dtype
-        self._capacity(*shape)
-        memory = self._work.for_block(block.n, *shape)
+        if shape not in self._work.capacities:
+            self._reserve(*shape)
+        memory = self._work.grams.get(shape) or self._work.centred(block.n, *shape)
         return reduce_block(block, codes, len(class_weights), values, memory)
 
-    # -- algebra ---------------------------------------------------------------------------
-
-    def check_compatible(self, other: Accumulator) -> None:
-        ours, theirs = self.width, other.width
-        if ours is not None and theirs is not None and ours != theirs:
-            raise IncompatibleMomentsError(
-                f"moments of {ours} features and of {theirs} features cannot be combined; both "
-                "must come from rows of the same embedding"
-            )
-
-    def add(self, other: Accumulator) -> None:
-        """Add the sums of another accumulator, in place. Both buffers must be empty."""
-        add(self.merged(other))
-
     def merged(self, other: Accumulator) -> list[Change]:
-        """Return the changes that add the sums of another accumulator."""
-        self.check_compatible(other)
-        theirs, state = other.state, self.state
+        theirs = other.state
         if theirs is None:
             return []
-        names = self.feature_names or other.feature_names
-        if state is None:
-            copy = other.copy()
-            sums: dict[str, Any] = {"state": copy.state, "variables": copy.variables}
-            sums |= {"label_products": copy.label_products, "feature_names": names}
-            return [Assignment(self, sums)]
+        state = self.state or self._empty_state(theirs.width)
         reference = state.reference_with(
-            theirs.reference.copy(), theirs.reference + theirs.mean_deviation,
+            theirs.reference, theirs.reference + theirs.mean_deviation,
             theirs.second.diagonal(), theirs.weight,
         )  # fmt: skip
         ours = self.variables
-        if reference is not state.reference:
-            ours = _about(reference, state, ours)
+        if reference is not state.reference and state.weight:
+            ours = merged_variables({}, ours, state.reference - reference, 1)
         variables = merged_variables(ours, other.variables, theirs.reference - reference, 1)
-        table = self.label_products.copy()
-        table.merge(other.label_products, 1, variables, other.variables)
-        sums = {"variables": variables, "label_products": table, "feature_names": names}
+        sums = {
+            "state": state, "variables": variables,
+            "label_products": self.label_products.merged(
+                other.label_products, 1, variables, other.variables
+            ),
+            "feature_names": self.feature_names or other.feature_names,
+        }  # fmt: skip
         return [*state.merged(theirs, reference), Assignment(self, sums)]
 
     def without(self, part: Accumulator) -> Accumulator:
         """Return a copy from which the rows of `part` are removed. Both buffers must be empty."""
-        self.check_compatible(part)
         result = self.copy()
         theirs, state = part.state, result.state
         if theirs is None:
             return result
         if state is None:
             if theirs.n_rows:
-                raise IncompatibleMomentsError(
-                    "cannot remove rows from empty moments; subtract only moments that were added"
-                )
+                raise not_added("cannot remove rows from empty moments")
             return result
         offset = theirs.reference - state.reference
         variables = merged_variables(result.variables, part.variables, offset, -1)
         constant, rounding = state.remove(theirs)
         for name, variable in variables.items():
             if variable.n_rows > state.n_rows:
-                raise IncompatibleMomentsError(
+                raise not_added(
                     f"cannot remove these moments: {state.n_rows} rows would remain, and "
-                    f"{variable.n_rows} rows labelled with {name!r}; subtract only moments that "
-                    "were added"
+                    f"{variable.n_rows} rows labelled with {name!r}"
                 )
             # In `constant` features the remaining scatter is within rounding error. A feature whose
             # mean differs between labels is not constant: sums per label are accurate to float64.
@@ -435,80 +396,51 @@ class Accumulator:
             for variable in variables.values():
                 variable.make_constant(constant, state.mean_deviation)
         result.variables = variables
-        result.label_products.merge(part.label_products, -1, variables, part.variables)
+        result.label_products = self.label_products.merged(
+            part.label_products, -1, variables, part.variables
+        )
         return result
 
     def copy(self) -> Accumulator:
         other = type(self)(self.parameters)
         other.state = None if self.state is None else self.state.copy()
         other.variables = {name: v.copy() for name, v in self.variables.items()}
-        other.label_products = self.label_products.copy()
-        other.feature_names = self.feature_names
+        other.label_products, other.feature_names = self.label_products, self.feature_names
         if self.buffer is not None and self.buffer.filled:
-            other.buffer = self.buffer.converted(len(self.buffer.rows), self.buffer.rows.dtype)
+            other.buffer = self.buffer.copy()
         return other
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor. The buffer must be empty."""
         if self.state is not None:
             self.state.scale(factor)
-        self.label_products.gram *= factor
-        for variable in self.variables.values():
-            variable.scale(factor)
+        self.label_products = self.label_products.scaled(factor)
+        self.variables = {name: v.scaled(factor) for name, v in self.variables.items()}
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
         """Reorder the classes of a variable as in `order`, which may include new classes."""
         if self.state is not None:
-            old = cast(ClassSums, self.variables.get(name, ClassSums(self.state.width)))
-            new, table = old.in_order(order), self.label_products.copy()
-            table.reorder(name, old, new)
-            sums = {"variables": {**self.variables, name: new}, "label_products": table}
-            add([Assignment(self, sums)])
+            old = cast(ClassSums, self.variables.get(name, ClassSums.empty(self.state.width)))
+            variables = {**self.variables, name: old.in_order(order)}
+            table = LabelTable().merged(self.label_products, 1, variables, self.variables)
+            add([Assignment(self, {"variables": variables, "label_products": table})])
 
     def restore(self, buffered: Block) -> None:
         """Replace the buffer by rows whose labels are encoded with the registered classes."""
-        state = self.state
-        if state is None:
-            raise RuntimeError("buffered rows need a state")
-        dtype = buffered.rows.dtype
-        capacity = self.parameters.capacity(state.width, dtype.itemsize)
-        self.buffer = Buffer(capacity, state.width, dtype)
+        width, dtype = buffered.rows.shape[1], buffered.rows.dtype
+        self.buffer = Buffer(self.parameters.capacity(width, dtype.itemsize), width, dtype)
         add(self.buffer.appended(buffered, 0))
-        if buffered.n == capacity:
-            self.flush()
-            self.buffer = None
-
-
-def _about(
-    reference: Float, state: State, variables: dict[VariableName, Variable]
-) -> dict[VariableName, Variable]:
-    """Return copies of variables with sums about another reference point than the state's."""
-    if not state.weight:
-        return variables
-    offset = state.reference - reference
-    return {
-        name: variable.empty_like().merged(variable, offset, 1, name)
-        for name, variable in variables.items()
-    }
 
 
 def _joined(label_sums: list[LabelSums], n: int) -> tuple[NDArray[np.intp], Float, Float]:
     """Return codes, (v, n), class weights, (c,), and values, (q, n), of all variables."""
     # The class sums are numbered over all variables; codes are -1 for missing labels.
-    codes = [sums.codes for sums in label_sums if sums.codes is not None]
-    stacked = np.empty((len(codes), n), np.intp)
-    row = n_sums = 0
+    codes, start = list[NDArray[np.intp]](), 0
     for sums in label_sums:
         if sums.codes is not None:
-            np.add(sums.codes, n_sums, out=stacked[row])
-            if n_sums and sums.codes.min() < 0:
-                stacked[row][sums.codes < 0] = -1
-            row, n_sums = row + 1, n_sums + len(sums.weights)
-    if len(label_sums) == 1:
-        weights, values = label_sums[0].weights, label_sums[0].values
-    else:
-        weights = np.concatenate([np.empty(0), *(sums.weights for sums in label_sums)])
-        values = np.concatenate([np.empty((0, n)), *(sums.values for sums in label_sums)])
+            codes.append(np.where(sums.codes < 0, -1, sums.codes + start) if start else sums.codes)
+        start += len(sums.weights)
+    weights = np.concatenate([np.empty(0), *(sums.weights for sums in label_sums)])
+    values = np.concatenate([np.empty((0, n)), *(sums.values for sums in label_sums)])
     if len(values) < MATRIX_PRODUCT_FROM:  # the kernel, unlike GEMM, needs C order
         values = np.ascontiguousarray(values)
-    return stacked, weights, values
+    return np.array(codes, np.intp).reshape(len(codes), n), weights, values

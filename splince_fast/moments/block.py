@@ -25,13 +25,11 @@ Codes = NDArray[np.intp]
 # float64, with NaN for missing labels.
 Labels = NDArray[Any]
 
-# Least numbers of elements per thread for centring and for sums. For fewer elements, starting the
-# thread takes more time than the thread saves.
+# Least numbers of elements per thread for centring and for sums: starting a thread for fewer takes
+# more time than the thread saves.
 _GRAIN, _GRAIN_OF_SUMS = 1 << 20, 3 << 17
-# Least width, in bytes, of a stripe: the columns that one thread centres. Hardware prefetching
-# works within a page, and narrower stripes take up to 1.5 times as long. With more than
-# `_FEW_THREADS` threads, `Centred` uses narrower stripes: the additional threads save more time
-# than the stripes lose, even while idle BLAS threads occupy processors.
+# Least width, in bytes, of a stripe, the columns that one thread centres: narrower stripes take up
+# to 1.5 times as long. With more than `_FEW_THREADS` threads, `Centred` uses narrower stripes.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
 # Rows per matrix product of `Gram`. With more rows, float32 sums lose precision; with fewer rows,
@@ -39,8 +37,7 @@ _LINE = 64  # bytes of a cache line
 _CHUNK_ROWS = 256
 # `Gram` reduces a block on one thread if it takes fewer than this number of multiplications, n d^2.
 _GRAIN_PRODUCTS = 1 << 26
-# Least number of threads per stripe in `Gram`. Centring takes about a tenth of the time of a
-# reduction on one thread, so fewer stripes than threads suffice.
+# Least number of threads per stripe in `Gram`, where centring takes a tenth of the time.
 _THREADS_PER_STRIPE = 4
 # Bytes of a part: consecutive rows of a block that stay in the second-level cache of a processor
 # between centring and the sums per class.
@@ -50,22 +47,18 @@ _PART_BYTES = 1 << 20
 # whose rounding errors add up. Multiples of the golden angle are well separated.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-# Rows of padding after each panel (the columns of a chunk that fill one register). The padding
-# avoids conflicts in a set-associative cache.
+# Rows of padding after each panel (the columns of a chunk that fill one register), against
+# conflicts in a set-associative cache.
 _GAP_ROWS = 4
 # A block needs a second pass if (mean - shift)^2 exceeds this multiple of the variance in a column.
 _EXCESS = 4.0
-# At or above this number of label columns, GEMM computes their products with the rows faster than
-# the row kernel.
+# At or above this number of label columns, GEMM is faster than the row kernel.
 MATRIX_PRODUCT_FROM = 8
-# Bytes of the rows that `Block.copy_rows` converts at once.
-_COPY_BYTES = 1 << 20
 # All values of a block with weights of at least 1 are valid if the sum of squares of each feature
 # about a point is at most this, and no coordinate of the point is larger.
 _LARGEST_SQUARES, _LARGEST_SHIFT = 1e280, 1e140
 # Largest number of segments (see `_segment_rows`) of a block: a few threads saturate the memory
-# bandwidth. The number is odd because the first of two threads starts earlier, and sums one segment
-# more than the second.
+# bandwidth. It is odd because the first of two threads starts earlier, and sums one segment more.
 _MOST_SEGMENTS = 7
 # Least number of columns per task, a multiple of 16.
 _LEAST_COLUMNS = 192
@@ -106,11 +99,8 @@ class Block:
             out[...] = rows
         elif rows.dtype == out.dtype and rows.flags.c_contiguous and rows.flags.aligned:
             np.take(rows, index, axis=0, out=out, mode="clip")
-        else:  # convert in parts that fit into the cache
-            step = max(1, _COPY_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
-            for start in range(0, len(index), step):
-                part = index[start : start + step]
-                out[start : start + len(part)] = rows[part]
+        else:
+            out[...] = rows[index]
 
 
 class LabelSums(NamedTuple):
@@ -133,19 +123,18 @@ class BlockSums:
     squares: Float  # (d,): sum w (x - mean)^2, or an estimate of it; NaN if it is unknown
     class_sums: Float  # (c, d): sums w (x - shift) of the rows of each class
     products: Float  # (q, d): products of the label columns with x - shift
-    # The scatter about the shift is shifted^T shifted, or `product`; without the d x d scatter,
-    # both are None.
+    # The scatter about the shift is `product`; if that is None, it is shifted^T shifted.
     shifted: NDArray[Any] | None = None  # (m, d): rows sqrt(w) (x - shift), each pair rotated
     product: NDArray[Any] | None = None  # (m, m), m >= d, Fortran-ordered; lower triangle valid
 
 
 class Centred:
-    """Work memory for the centred rows of a block, from which BLAS computes the scatter later."""
+    """Work memory for the centred rows of a block, of which BLAS computes the scatter."""
 
-    product = None
-
-    def __init__(self, out: NDArray[np.generic]) -> None:
-        self.shifted = out
+    def __init__(self, out: NDArray[Any], product: NDArray[Any] | None = None) -> None:
+        # `product`, (d, d), Fortran-ordered, is memory for the product of float32 rows. The product
+        # of float64 rows is added to the state without memory of its own.
+        self.shifted, self.product = out, product
 
     def reduce(self, block: row_kernels.Block) -> None:
         """Centre the rows of a block, where each thread centres a range of columns."""
@@ -161,6 +150,12 @@ class Centred:
         if d >= 2 * grain and threads.thread_count() <= _FEW_THREADS:
             grain = max(grain, _PAGE // out.itemsize)
         threads.split(work, d, grain=grain, align=16)
+
+    def multiply(self) -> None:
+        if self.product is not None:
+            import splince_fast._kernels.blas as blas_kernels
+
+            blas_kernels.syrk_f32_out(self.shifted, self.product)
 
 
 class Gram:
@@ -191,9 +186,8 @@ class Gram:
     @staticmethod
     def is_used_for(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
         """Return whether this class, and not BLAS, multiplies blocks of this shape and dtype."""
-        # The processor must have wide registers. A float64 product must also take no more memory
-        # than a block, since BLAS adds float64 products to the state without memory for the
-        # product.
+        # BLAS adds float64 products to the state, without memory for a product that would be larger
+        # than a block.
         return row_kernels.wide() and (dtype == np.float32 or width <= block_rows)
 
     def reduce(self, block: row_kernels.Block) -> None:
@@ -213,48 +207,35 @@ class Gram:
 
 
 class Workspace:
-    """Work memory for the reduction of blocks."""
-
     def __init__(self) -> None:
-        self._memory: NDArray[np.float64] = np.empty(0)
-        self._grams: dict[tuple[int, np.dtype[np.generic]], Gram] = {}
-        # (d, d): memory in which BLAS computes the product of a float32 block with itself; None if
-        # no block needs it, as with a :class:`Gram`
-        self.product: NDArray[np.float32] | None = None
+        self._memory: Float = np.empty(0)
+        self.grams: dict[tuple[int, np.dtype[np.generic]], Gram] = {}
         # rows per block for which memory is allocated, by width and dtype
         self.capacities: dict[tuple[int, np.dtype[np.generic]], int] = {}
 
     @property
     def nbytes(self) -> int:
-        return self._memory.nbytes + (0 if self.product is None else self.product.nbytes)
+        return self._memory.nbytes
 
     def reserve(self, block_rows: int, width: int, dtype: np.dtype[np.generic]) -> None:
-        """Allocate memory for blocks of this shape and dtype."""
-        size = -(-buffer_rows(block_rows) * width * dtype.itemsize // 8)
-        gram = (
-            Gram(block_rows, width, dtype) if Gram.is_used_for(block_rows, width, dtype) else None
-        )
-        if gram is not None:
-            size = max(size, gram.size)
+        numbers = buffer_rows(block_rows) * width + (dtype == np.float32) * width**2
+        size, gram = -(-numbers * dtype.itemsize // 8), None
+        if Gram.is_used_for(block_rows, width, dtype):
+            gram = Gram(block_rows, width, dtype)
+            size = gram.size
         if self._memory.size < size:
             self._memory = np.empty(size)
-            self._grams.clear()
             self.capacities.clear()
         if gram is not None:
-            self._grams[width, dtype] = gram.set_memory(self._memory)
-        elif dtype == np.float32 and (self.product is None or len(self.product) != width):
-            self.capacities.clear()
-            self.product = np.empty((width, width), np.float32, order="F")
+            self.grams[width, dtype] = gram.set_memory(self._memory)
         self.capacities[width, dtype] = block_rows
 
-    def for_block(self, n: int, width: int, dtype: np.dtype[np.generic]) -> Centred | Gram:
-        """Return the argument `memory` of `reduce_block` for a block of n rows."""
-        gram = self._grams.get((width, dtype))
-        if gram is not None:
-            return gram
-        rows = buffer_rows(n)
-        flat: NDArray[np.generic] = self._memory.view(dtype)
-        return Centred(flat[: rows * width].reshape(rows, width))
+    def centred(self, n: int, width: int, dtype: np.dtype[np.generic]) -> Centred:
+        """Return the argument `memory` of `reduce_block` for n rows, if no `Gram` is used."""
+        rows, flat, product = buffer_rows(n), self._memory.view(dtype), None
+        if dtype == np.float32:
+            product, flat = flat[: width**2].reshape(width, width).T, flat[width**2 :]
+        return Centred(flat[: rows * width].reshape(rows, width), product)
 
 
 @lru_cache(maxsize=64)
@@ -270,24 +251,17 @@ def buffer_rows(block_rows: int) -> int:
 
 
 def reduce_block(
-    block: Block,
-    codes: Codes,
-    n_codes: int,
-    values: Float,
-    memory: Centred | Gram,
+    block: Block, codes: Codes, n_codes: int, values: Float, memory: Centred | Gram
 ) -> BlockSums:
     """Return the sums of a block, in one pass unless precision requires a second."""
     # `codes`, (v, n), are the numbers of the class sums of each row for v variables, or -1;
     # `values`, (q, n), are label columns multiplied by the weights.
     # The shift s is the mean of a sample of about 4 sqrt(n) rows. With block mean m, weight sum W
-    # and r = m - s, the sum of squares of a feature about the mean is:
-    #     sum w (x - m)^2 = sum w (x - s)^2 - W r^2
-    # The subtraction loses little precision if W r^2 <= 4 V for a lower bound V of the left side,
-    # since the sum about s is then at most five times the sum about m. V is the larger of two
-    # bounds: the sum of squares of the sample about its own mean, and w (x - m)^2 of the row
-    # furthest from s. If the inequality fails for a feature, a second pass uses s = m. For normal
-    # rows in random order and unit weights, the inequality fails if s is more than about eight
-    # standard errors (of the sample mean) from m.
+    # and r = m - s, sum w (x - m)^2 = sum w (x - s)^2 - W r^2 loses little precision if W r^2 <=
+    # 4 V for a lower bound V of the left side: the sum of squares of the sample about its own mean,
+    # or w (x - m)^2 of the row furthest from s. If this fails for a feature, a second pass uses
+    # s = m. For normal rows in random order and unit weights, it fails if s is more than about
+    # eight standard errors (of the sample mean) from m.
     # A block whose float32 products would overflow or underflow is reduced in float64.
     rows, weight, index, n = block.rows, block.weight, block.index, block.n
     stride = math.ceil(n**0.5 / 4)
@@ -313,9 +287,10 @@ def reduce_block(
         needs_float64 = reduced.check_sums(squares, weight_sum, least, largest, np.inf)[2]
     if rows.dtype == np.float32 and needs_float64:
         wide = Block(n, block.array().astype(np.float64), weight)
-        return reduce_block(
-            wide, codes, n_codes, values, Centred(np.empty((buffer_rows(n), rows.shape[1])))
-        )
+        float64_memory = Centred(np.empty((buffer_rows(n), rows.shape[1])))
+        return reduce_block(wide, codes, n_codes, values, float64_memory)
+    if isinstance(memory, Centred):
+        memory.multiply()
     products = label_products(block, values, shift) if by_matrix else reduced.products
     return BlockSums(
         n, weight_sum, shift, reduced.total, squares * (weight_sum / sampled), reduced.class_sums,
@@ -325,8 +300,7 @@ def reduce_block(
 
 def label_products(block: Block, values: Float, shift: Float) -> Float:
     """Return values (x - shift), (q, d), by matrix products in float64."""
-    # SciPy's BLAS computes this product, as it computes all others of rows: idle threads of a
-    # second BLAS, that of NumPy, would occupy processors.
+    # by SciPy's BLAS: idle threads of a second BLAS, that of NumPy, would occupy processors
     import splince_fast._kernels.blas as blas_kernels
 
     products = np.zeros((len(values), len(shift)))
@@ -341,24 +315,19 @@ def label_products(block: Block, values: Float, shift: Float) -> Float:
 
 
 def sum_block(
-    rows: NDArray[np.generic],
+    rows: NDArray[Any],
     weight: Float | None,
     shift: Float,
-    codes: NDArray[np.intp],
+    codes: Codes,
     n_codes: int,
     values: Float,
-    index: NDArray[np.intp] | None = None,
+    index: Codes | None = None,
 ) -> BlockSums:
     """Return the sums of a block; raise the error of :func:`check_values` for invalid rows."""
-    n, d, by_matrix = (
-        len(rows) if index is None else len(index),
-        rows.shape[1],
-        (len(values) >= MATRIX_PRODUCT_FROM),
-    )
-    given = Block(n, rows, weight, {}, index)
+    given = Block(len(rows) if index is None else len(index), rows, weight, {}, index)
+    n, d, by_matrix = given.n, rows.shape[1], len(values) >= MATRIX_PRODUCT_FROM
     columns = values[:0] if by_matrix else values
-    n_sums = n_codes + len(columns) + 2
-    segment = _segment_rows(n, d, n_sums)
+    segment = _segment_rows(n, d, n_codes + len(columns) + 2)
     n_segments, n_pieces = -(-n // segment), 1
     block = row_kernels.Block(rows, index, weight, shift, codes, n_codes, columns, segment)
     if n_segments == 1:
@@ -386,10 +355,9 @@ def sum_block(
 @lru_cache(maxsize=64)
 def _segment_rows(n: int, d: int, n_sums: int) -> int:
     """Return the number of rows per segment, a multiple of 4."""
-    # A segment is a range of rows of a block; each segment has its own sums, so that threads can
-    # sum several segments in parallel. The number of segments depends on shapes alone, for
-    # reproducible results, and is small enough that the sums take a small fraction of the memory of
-    # the block. If a block has a single segment, threads split its columns.
+    # A segment is a range of rows with its own sums, so that threads can sum several in parallel;
+    # their number depends on shapes alone, for reproducible results. Threads split the columns of a
+    # single segment.
     count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN_OF_SUMS, n // (16 * n_sums)))
     return -(-n // (4 * count)) * 4
 
@@ -397,50 +365,28 @@ def _segment_rows(n: int, d: int, n_sums: int) -> int:
 class Buffer:
     """Memory for the labelled rows of a block that is not full yet."""
 
-    # A buffer has one dtype: :meth:`converted` converts the rows if a row of a wider dtype is
-    # added, and rows of a narrower dtype are converted when they are added. Alternating dtypes
-    # therefore cost no more than the wider dtype alone.
+    # A buffer has one dtype, and rows of a narrower dtype are converted when they are added.
     # Rows are written beyond position `filled`; a change of `filled` then adds them.
 
     def __init__(
-        self,
-        capacity: int,
-        width: int,
-        dtype: np.dtype[np.generic],
-        empty: Callable[[int], Any] | None = None,
+        self, capacity: int, width: int, dtype: Any, empty: Callable[..., Any] | None = None
     ) -> None:
-        # `empty(size)` returns memory for `size` float64 numbers: an array by default, or a tensor
-        # if `dtype` is a torch dtype.
-        size = -(-capacity * width * dtype.itemsize // 8)
-        self._memory: Float = np.empty(size) if empty is None else empty(size)
-        self._width = width
+        # `empty(shape, dtype=)` returns memory: an array, or a tensor if `dtype` is a torch dtype.
         self.filled = 0
         self._weight: Float | None = None  # (capacity,)
         self._labels: dict[VariableName, Labels] = {}  # (capacity, ...) by variable
         # (capacity, d): memory for the rows; rows from position `filled` on are unused
-        self.rows = self._view(capacity, dtype)
-
-    def _view(self, capacity: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-        flat: NDArray[np.generic] = self._memory.view(dtype)
-        return flat[: capacity * self._width].reshape(capacity, self._width)
-
-    def try_resize(self, capacity: int, dtype: np.dtype[np.generic]) -> bool:
-        """Set the capacity and dtype of the buffer, if it is empty and its memory suffices."""
-        if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
-            return False
-        self.rows = self._view(capacity, dtype)
-        return True
+        self.rows: NDArray[Any] = (empty or np.empty)((capacity, width), dtype=dtype)
 
     @property
     def nbytes(self) -> int:
-        others = [self._weight, *self._labels.values()]
-        return self._memory.nbytes + sum(a.nbytes for a in others if a is not None)
+        arrays = [self.rows, self._weight, *self._labels.values()]
+        return sum(a.nbytes for a in arrays if a is not None)
 
-    def converted(self, capacity: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """Return a new buffer of this capacity and dtype with a copy of the buffered rows."""
-        result = Buffer(capacity, self._width, dtype)
-        if self.filled:
-            add(result.appended(self.contents(), 0))
+    def copy(self) -> Buffer:
+        capacity, width = self.rows.shape
+        result = Buffer(capacity, width, self.rows.dtype)
+        add(result.appended(self.contents(), 0))
         return result
 
     def appended(self, block: Block, start: int) -> list[Change]:
@@ -448,7 +394,7 @@ class Buffer:
         # `start` is `filled`, or 0 if earlier changes empty the buffer.
         changes: list[Change] = []
         if start < self.filled:  # these rows are in use until the changes are applied
-            rows = np.empty((block.n, self._width), self.rows.dtype)
+            rows = np.empty((block.n, self.rows.shape[1]), self.rows.dtype)
             block.copy_rows(rows)
             changes.append(Call(self.rows[: block.n].__setitem__, ..., rows))
         else:
@@ -489,14 +435,14 @@ class Buffer:
         self, X: NDArray[np.generic], codes: Mapping[VariableName, int], changes: list[Change]
     ) -> bool:
         """Append a row X, (1, d), with a class code for every variable of the buffered rows."""
-        # `changes` are applied together with the append. False changes nothing: the buffer is
-        # empty, holds weights or has other variables, or the row is not finite, has another shape
-        # or a dtype that is neither float32 nor that of the buffer, or completes a block.
+        # `changes` are applied together with the append. False changes nothing: the row is not
+        # finite or has another shape or a wider dtype, completes a block, or the buffer is empty,
+        # holds weights or has other variables.
         start, rows = self.filled, self.rows
         if (
             not 0 < start < len(rows) - 1
             or self._weight is not None
-            or X.shape != (1, self._width)
+            or X.shape != (1, rows.shape[1])
             or X.dtype not in (rows.dtype, _FLOAT32)
             or codes.keys() != self._labels.keys()
         ):
@@ -515,7 +461,6 @@ class Buffer:
         return True
 
     def contents(self) -> Block:
-        """Return the buffered rows as views of the memory."""
         stop = self.filled
         labels = {name: labels[:stop] for name, labels in self._labels.items()}
         weight = None if self._weight is None else self._weight[:stop]

@@ -6,7 +6,7 @@ the result is bit for bit the same for every number of workers, even if workers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ from splince_fast._runtime.arguments import described_type, require
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError
 from splince_fast.moments.scatters import arguments_of_part
-from splince_fast.sources.base import Block, PieceSource, Source
+from splince_fast.sources.base import PieceSource, Source
 
 Moments: TypeAlias = Any  # `splince_fast.Moments`, whose module imports this one
 
@@ -104,43 +104,40 @@ def groups_of(source: Source, width: int) -> Iterator[Group]:
 
 
 def _sum_of(wave: list[Group], client: Any, source: Any, shared: Any, empty: Moments) -> Any:
-    """Return a dask future of the moments of consecutive groups."""
     # Earlier groups precede later ones, so that few states are in memory.
     options = {"retries": _RETRIES, "priority": -wave[0].first}
     submit, states = partial(client.submit, pure=False, **options), []
     for first, stop, _ in wave:
-        arguments = arguments_of_part(empty._arguments(), first)
-        rest = type(empty), arguments, f"blocks {first} to {stop - 1} of {source.name}"
+        blocks: Any = None
         if shared is None:
-            block = require("dask", "dask").delayed(tuple(source.part(first, stop)))
-            states.append(submit(_state_of_blocks, [client.compute(block, **options)], *rest))
-        else:
-            states.append(submit(_state_of_range, shared, first, stop, *rest))
+            delayed = require("dask", "dask").delayed(tuple(source.part(first, stop)))
+            blocks = [client.compute(delayed, **options)]
+        arguments = arguments_of_part(empty._arguments(), first)
+        states.append(
+            submit(_state_of, blocks, shared, first, stop, type(empty), arguments, source.name)
+        )
     while len(states) > 1:
         parts = (states[i : i + _FAN_IN] for i in range(0, len(states), _FAN_IN))
         states = [submit(type(empty)._sum_of, part) for part in parts]
     return states[0]
 
 
-def _state_of_blocks(
-    blocks: Iterable[Block], moments_type: type[Moments], arguments: dict[str, Any], name: str
+def _state_of(
+    blocks: Any, source: Any, first: int, stop: int, kind: Any, arguments: Any, name: str
 ) -> Moments:
-    """Return the moments of blocks, in a task on a worker."""
+    """Return the moments of `blocks`, or of blocks of the source, in a task on a worker."""
     worker = require("distributed", "dask").get_worker()
-    moments = moments_type(**arguments)
+    moments = kind(**arguments)
     try:
         with threads.limited(worker.state.nthreads):
-            for X, labels, sample_weight in blocks:
+            for X, labels, sample_weight in blocks or islice(source.iter_from(first), stop - first):
                 moments.update(X, labels, sample_weight=sample_weight)
             return moments._merged_copy()  # without work memory: less to send
     except Exception as error:
-        error.add_note(f"the error occurred while a worker accumulated {name}")
+        error.add_note(
+            f"the error occurred while a worker accumulated blocks {first} to {stop - 1} of {name}"
+        )
         raise
-
-
-def _state_of_range(source: Source, first: int, stop: int, *rest: Any) -> Moments:
-    """Return the moments of blocks `first` to `stop` - 1 of a source."""
-    return _state_of_blocks(islice(source.iter_from(first), stop - first), *rest)
 
 
 def _same(source: Source) -> Source:

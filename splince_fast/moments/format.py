@@ -9,7 +9,8 @@ tensor                   dtype, shape           content
 lost                     float64 (d,)           bound of the rounding error of the diagonal of the
                                                 scatter; only after removals that lost precision
 variable.<i>.<tensor>                           sums of variable i of the metadata
-pairs.<tensor>                                  `LabelTable` of the labels of different variables
+pairs.<i>.<j>            float64 (k_i, k_j)     `LabelTable` of the labels of variables i and j
+pairs.origin.<i>         float64 (k,)           origin of the continuous variable i in this table
 staged.rows              float32 or float64     buffered rows
                          (n, d)
 staged.weight            float64 (n,)           weights of the buffered rows, if not all 1
@@ -20,53 +21,40 @@ weights.squares          float64 (1,)           sum (w / p)^2
 part.<i>.<tensor>                               part i of a split
 =======================  =====================  ===================================================
 
-The metadata are the parameters, and, for an accumulator, ``width``, ``feature_names``, ``n_rows``,
-``float32_products``, ``row_eps`` (the machine epsilon of the rows' dtype), and, for each variable,
-``name``, ``kind`` and ``names``. With a sample, they also have ``position``, the number of rows
-from which it was drawn, and ``sample``, the metadata of the sampled rows. A split has the metadata
-``part.<i>`` of its parts; with classes, ``classes``, their names, and ``unlabelled``, whether the
-last part has the rows without a label; with folds, ``folds``, ``groups``, and ``position``, the
-number of rows so far.
+The metadata are ``parameters`` and ``feature_names``, and, for an accumulator, ``width``,
+``n_rows``, ``float32_products``, ``row_eps`` (the machine epsilon of the rows' dtype), the names
+``pairs``, and ``name``, ``kind`` and ``names`` of each of the ``variables``; with a sample,
+``position``, the number of rows from which it was drawn, and ``sample``, its metadata. A split has
+the metadata ``part.<i>`` of its parts; with classes, their names ``classes``, and ``unlabelled``,
+whether the last part has the rows without a label; with folds, ``folds``, ``groups`` and
+``position``, the number of rows so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from splince_fast._runtime.files import (
-    Layout,
-    Record,
-    Tensors,
-    check_tensors,
-    read_feature_names,
-)
+from splince_fast._runtime.files import Record, Tensors, check_tensors, read_feature_names
 from splince_fast._runtime.rows import check_values
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import names_from_json, names_to_json
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.block import Block
-from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.scatters import SampledAccumulator
+from splince_fast.moments.scatters import Sampled
 from splince_fast.moments.split import Part, Split, accumulator_of
-from splince_fast.moments.state import EPS32, EPS64, Diagonal, Scatter, State
-from splince_fast.moments.variables import KINDS
+from splince_fast.moments.state import EPS32, EPS64, State
+from splince_fast.moments.variables import KINDS, LabelTable
 
 # Version number of the file format: raise it with every change that an older reader misreads.
 FORMAT = 1
 # Largest number of bytes of a block: a file with larger blocks is rejected as damaged, because the
 # next update would allocate a block.
 _MOST_BLOCK_BYTES = 1 << 35
-# Name of each parameter in the metadata, except `by`, which may be absent.
-_PARAMETERS = {
-    "block_rows": "block_rows", "kinds": "kinds", "joint": "joint", "subsample": "subsample",
-    "random_state": "seed", "covariance_type": "covariance_type",
-}  # fmt: skip
-_LOST: Layout = {"lost": (np.float64, ("d",), 0)}
-_SQUARES: Layout = {"weights.squares": (np.float64, (1,), 0)}
 
 
 # -- writing -------------------------------------------------------------------------------
@@ -75,16 +63,14 @@ _SQUARES: Layout = {"weights.squares": (np.float64, (1,), 0)}
 def to_tensors(moments: Part, *, packed: bool = False) -> Record:
     """Return named tensors and JSON metadata of moments, including buffered rows."""
     # With `packed`, for pickles, only the lower triangle of the scatter is stored.
-    parameters = {key: getattr(moments.parameters, name) for name, key in _PARAMETERS.items()}
     tensors, metadata = _record_of(moments, packed)
-    return tensors, {**parameters, "by": moments.parameters.by, **metadata}
+    return tensors, {**metadata, "parameters": moments.parameters.as_arguments()}
 
 
 def _record_of(moments: Part, packed: bool) -> Record:
-    if isinstance(moments, Split):
-        tensors, metadata = _keys_of(moments)
-    else:
-        tensors, metadata = _sums_of(moments, packed)
+    tensors, metadata = (
+        ({}, _keys_of(moments)) if isinstance(moments, Split) else _sums_of(moments, packed)
+    )
     for name, child in _children(moments).items():
         of_child, metadata[name] = _record_of(child, packed)
         tensors |= _prefixed(f"{name}.", of_child)
@@ -96,46 +82,46 @@ def _children(moments: Part) -> dict[str, Part]:
     if isinstance(moments, Split):  # rows without a label are last
         keys = sorted(moments.parts, key=lambda key: key is None)
         return {f"part.{i}": moments.parts[key] for i, key in enumerate(keys)}
-    return {"sample": moments.sample} if isinstance(moments, SampledAccumulator) else {}
+    second = None if moments.state is None else moments.state.second
+    return {"sample": second.sample} if isinstance(second, Sampled) else {}
 
 
-def _keys_of(split: Split) -> Record:
+def _keys_of(split: Split) -> dict[str, Any]:
     if split.n_folds is not None:
-        return {}, {"folds": split.n_folds, "groups": split.groups, "position": split.position}
+        return {"folds": split.n_folds, "groups": split.groups, "position": split.position}
     classes = [key for key in split.parts if key is not None]
-    return {}, {"classes": names_to_json(classes), "unlabelled": None in split.parts}
+    return {"classes": names_to_json(classes), "unlabelled": None in split.parts}
 
 
 def _sums_of(accumulator: Accumulator, packed: bool) -> Record:
-    tensors: Tensors = {}
-    metadata: dict[str, Any] = {"width": accumulator.width}
-    if (state := accumulator.state) is not None:
-        sums = (state.reference, np.array([state.weight]), state.deviation)
-        tensors |= dict(zip(State.TENSORS, sums, strict=True)) | state.second.tensors(packed)
-        if state.rounding_bound is not None:
-            tensors["lost"] = state.rounding_bound
-        metadata |= {"n_rows": state.n_rows, "float32_products": state.unit_roundoff > EPS64}
-        metadata["row_eps"] = state.row_eps
-    variables = accumulator.variables
-    order, metadata["variables"] = list(variables), []
-    for i, (name, variable) in enumerate(variables.items()):
-        metadata["variables"].append({"name": name, **variable.metadata()})
+    state, variables = accumulator.state, accumulator.variables
+    if state is None:
+        return {}, {"width": None, "variables": []}
+    tensors = {name: np.atleast_1d(getattr(state, name)) for name in State.TENSORS}
+    tensors |= state.second.tensors(packed)
+    if isinstance(state.rounding_bound, np.ndarray):
+        tensors["lost"] = state.rounding_bound
+    for i, variable in enumerate(variables.values()):
         tensors |= _prefixed(f"variable.{i}.", variable.tensors())
-    if len(accumulator.label_products.gram):
-        pairs = accumulator.label_products.tensors(order)
-        metadata["pairs"] = sorted(pairs)
-        tensors |= _prefixed("pairs.", pairs)
+    pairs = accumulator.label_products.tensors(variables)
+    tensors |= _prefixed("pairs.", pairs)
     if accumulator.buffer is not None and accumulator.buffer.filled:
         block = accumulator.buffer.contents()
         tensors["staged.rows"] = block.rows
         if block.weight is not None:
             tensors["staged.weight"] = block.weight
-        for name, labels in block.labels.items():
-            dtype = np.int64 if labels.dtype.kind == "i" else np.float64
-            tensors[f"staged.{order.index(name)}"] = labels.astype(dtype, copy=False)
-    if isinstance(accumulator, SampledAccumulator):
-        tensors["weights.squares"] = np.array([accumulator.squares])
-        metadata["position"] = accumulator.position
+        for i, name in enumerate(variables):
+            if (labels := block.labels.get(name)) is not None:
+                dtype = np.int64 if labels.dtype.kind == "i" else np.float64
+                tensors[f"staged.{i}"] = labels.astype(dtype, copy=False)
+    metadata = {
+        "width": state.width, "n_rows": state.n_rows, "row_eps": state.row_eps,
+        "float32_products": state.unit_roundoff > EPS64, "pairs": sorted(pairs),
+        "variables": [{"name": n, **variable.metadata()} for n, variable in variables.items()],
+    }  # fmt: skip
+    if isinstance(state.second, Sampled):
+        tensors["weights.squares"] = np.array([state.second.squares])
+        metadata["position"] = state.second.position
     return tensors, metadata
 
 
@@ -151,12 +137,8 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any], *, folds: bool =
     # Metadata of the wrong form may raise KeyError, TypeError, ValueError or AttributeError.
     # Pickle buffers may be read-only.
     tensors = {k: t if t.flags.writeable else t.copy(order="K") for k, t in tensors.items()}
-    if "scatter" in metadata or "rank" in metadata:
-        raise FileFormatError(
-            "the moments have a sample or sketch of an earlier version; accumulate the rows again"
-        )
-    arguments = {name: metadata[key] for name, key in _PARAMETERS.items()}
-    parameters = Parameters.of(**arguments, by=metadata.get("by"))
+    given = metadata["parameters"]
+    parameters = Parameters.of(**{field.name: given[field.name] for field in fields(Parameters)})
     moments = accumulator_of(parameters)
     if folds:
         position = _read_count(metadata, "position")
@@ -167,12 +149,13 @@ def from_tensors(tensors: Tensors, metadata: Mapping[str, Any], *, folds: bool =
 
 def _fill(moments: Part, tensors: Tensors, metadata: Mapping[str, Any]) -> None:
     """Set the sums and buffered rows of empty moments, whose parameters are those of the file."""
-    if isinstance(moments, Split) and moments.n_folds is None:
+    if not isinstance(moments, Split):
+        if metadata["width"] is not None:
+            _fill_sums(moments, tensors, metadata)
+    elif moments.n_folds is None:
         unlabelled = (None,) if metadata["unlabelled"] else ()
-        for key in (*names_from_json(metadata["classes"]), *unlabelled):
-            moments.put(key, moments.new_part())
-    elif not isinstance(moments, Split) and metadata["width"] is not None:
-        _fill_sums(moments, tensors, metadata)
+        keys = *names_from_json(metadata["classes"]), *unlabelled
+        moments.put({key: moments.new_part() for key in keys})
     widths = {moments.width, None}
     for name, child in _children(moments).items():
         _fill(child, _part_of(tensors, f"{name}."), metadata[name])
@@ -180,11 +163,12 @@ def _fill(moments: Part, tensors: Tensors, metadata: Mapping[str, Any]) -> None:
     if len(widths) > 2:
         raise FileFormatError("the parts have different numbers of features")
     moments.feature_names = read_feature_names(metadata, moments.width)
-    if isinstance(moments, SampledAccumulator) and moments.sample.n_rows > moments.n_rows:
+    if isinstance(moments, Split) or moments.state is None:
+        return
+    second = moments.state.second
+    if isinstance(second, Sampled) and second.sample.n_rows > moments.n_rows:
         raise FileFormatError("the sample has more rows than the state")
-    # A full buffer is merged into the sums, and into those of the sample.
-    if not isinstance(moments, Split) and moments.state is not None:
-        _fill_buffer(moments, _part_of(tensors, "staged."))
+    _fill_buffer(moments, _part_of(tensors, "staged."))
 
 
 def _fill_sums(accumulator: Accumulator, tensors: Tensors, metadata: Mapping[str, Any]) -> None:
@@ -194,21 +178,37 @@ def _fill_sums(accumulator: Accumulator, tensors: Tensors, metadata: Mapping[str
             f"blocks of {block_rows} rows of {width!r} features are invalid or take more than "
             f"{_MOST_BLOCK_BYTES >> 30} GiB; the file was edited or damaged"
         )
-    state = accumulator.state = _read_state(tensors, metadata, width, accumulator.parameters)
+    state = accumulator.state = accumulator._empty_state(0)
+    sums = check_tensors(tensors, State.TENSORS, {"d": width})
+    for attribute, tensor in zip(State.TENSORS, sums, strict=True):
+        setattr(state, attribute, tensor)
+    state.weight, state.n_rows = float(tensors["weight"][0]), _read_count(metadata, "n_rows")
+    state.row_eps = metadata["row_eps"]
+    if (state.weight > 0) != (state.n_rows > 0):
+        raise FileFormatError("the number of rows and their weight contradict each other")
+    if not isinstance(state.row_eps, float) or not 0.0 <= state.row_eps < 1.0:
+        raise FileFormatError(f"row_eps is {state.row_eps!r}, not a number from 0 to 1")
+    state.second.read(tensors, width)
+    state.second.unit_roundoff = EPS32 if metadata["float32_products"] else EPS64
+    if (state.second.diagonal() < 0).any():
+        raise FileFormatError("the scatter has a negative variance")
+    if "lost" in tensors:
+        (state.rounding_bound,) = check_tensors(tensors, {"lost": (np.float64, (width,), 0)})
     for i, entry in enumerate(metadata["variables"]):
-        sums = _part_of(tensors, f"variable.{i}.")
+        of_variable = _part_of(tensors, f"variable.{i}.")
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
-        variable = accumulator.variables[name] = KINDS[entry["kind"]].read(width, entry, sums)
+        variable = accumulator.variables[name] = KINDS[entry["kind"]].read(
+            width, entry, of_variable
+        )
         if variable.n_rows > state.n_rows:
             raise FileFormatError(f"{name!r} labels more rows than the state has")
-    if "pairs" in metadata:
-        pairs = _part_of(tensors, "pairs.")
-        if missing := set(metadata["pairs"]) - set(pairs):
-            raise FileFormatError(f"the tensor {'pairs.' + min(missing)!r} is missing")
-        accumulator.label_products = LabelTable.read(pairs, accumulator.variables)
-    if isinstance(accumulator, SampledAccumulator):
-        accumulator.squares = float(check_tensors(tensors, _SQUARES)[0][0])
-        accumulator.position = _read_count(metadata, "position")
+    accumulator.label_products = LabelTable.read(
+        _part_of(tensors, "pairs."), metadata["pairs"], accumulator.variables
+    )
+    if isinstance(state.second, Sampled):
+        squares = check_tensors(tensors, {"weights.squares": (np.float64, (1,), 0)})[0]
+        state.second.squares = float(squares[0])
+        state.second.position = _read_count(metadata, "position")
 
 
 def _part_of(tensors: Tensors, prefix: str) -> Tensors:
@@ -223,34 +223,6 @@ def _read_count(metadata: Mapping[str, Any], name: str) -> int:
     return count
 
 
-def _read_state(
-    tensors: Tensors, metadata: Mapping[str, Any], width: int, parameters: Parameters
-) -> State:
-    reference, weights, deviation = check_tensors(tensors, State.TENSORS, {"d": width})
-    n_rows, weight, eps = _read_count(metadata, "n_rows"), float(weights[0]), metadata["row_eps"]
-    if (weight > 0) != (n_rows > 0):
-        raise FileFormatError("the number of rows and their weight contradict each other")
-    if not isinstance(eps, float) or not 0.0 <= eps < 1.0:
-        raise FileFormatError(f"row_eps is {eps!r}, not a number from 0 to 1")
-    second = _read_scatter(tensors, width, parameters)
-    second.unit_roundoff = EPS32 if metadata["float32_products"] else EPS64
-    if (second.diagonal() < 0).any():
-        raise FileFormatError("the scatter has a negative variance")
-    lost = check_tensors(tensors, _LOST, {"d": width})[0] if "lost" in tensors else None
-    return State(reference, n_rows, weight, deviation, second, lost, eps)
-
-
-def _read_scatter(tensors: Tensors, width: int, parameters: Parameters) -> Scatter:
-    if parameters.is_diagonal or parameters.subsample < 1:
-        (variances,) = check_tensors(tensors, Diagonal.TENSORS, {"d": width})
-        return Diagonal(variances)
-    packed = "scatter.lower" in tensors
-    layout = Scatter.PACKED_TENSORS if packed else Scatter.TENSORS
-    sizes = {"d": width, "d(d+1)/2": width * (width + 1) // 2}
-    (scatter,) = check_tensors(tensors, layout, sizes)
-    return Scatter.unpacked(scatter, width) if packed else Scatter(np.asfortranarray(scatter.T))
-
-
 def _fill_buffer(accumulator: Accumulator, tensors: Tensors) -> None:
     """Set the buffered rows, with labels encoded by the variables of the accumulator."""
     rows, width = tensors.get("rows"), accumulator.width
@@ -259,8 +231,8 @@ def _fill_buffer(accumulator: Accumulator, tensors: Tensors) -> None:
     n = len(rows) if rows.ndim else 0
     dtype = np.float32 if rows.dtype == np.float32 else np.float64
     check_tensors(tensors, {"rows": (dtype, (n, width))})
-    if n > accumulator.parameters.capacity(width, rows.itemsize):
-        raise FileFormatError("the buffer has more rows than a block")
+    if n >= accumulator.parameters.capacity(width, rows.itemsize):
+        raise FileFormatError("the buffered rows fill a block")
     check_values(rows, "the buffered rows")
     block = Block(n, rows, None)
     if "weight" in tensors:

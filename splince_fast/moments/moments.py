@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self, cast, overload
+from typing import Any, ClassVar, NamedTuple, Self, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,28 +16,109 @@ from splince_fast._kernels.row_kernels import Assignment, add
 from splince_fast._runtime import files
 from splince_fast._runtime.arguments import check_keywords
 from splince_fast._runtime.lock import new_lock
-from splince_fast._runtime.rows import check_feature_names, name_columns
+from splince_fast._runtime.rows import (
+    Rows,
+    SparseRows,
+    as_mask,
+    as_numbers,
+    as_weights,
+    check_feature_names,
+    checked_names,
+    is_sparse,
+    name_columns,
+)
 from splince_fast._solve.options import Options, is_number
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
     NonFiniteError,
-    NotEnoughDataError,
     SplinceError,
 )
-from splince_fast.labels import ClassName, VariableName
+from splince_fast.labels import ClassName, Encoded, VariableName, encode
+from splince_fast.labels.containers import check_index, map_labels, take_entries, take_positions
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.format import FORMAT, from_tensors, to_tensors
-from splince_fast.moments.inputs import read_update
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.scatters import SampledAccumulator, with_subsample
+from splince_fast.moments.scatters import Sampled, with_subsample
 from splince_fast.moments.split import Part, Split, accumulator_of
 from splince_fast.moments.state import State
 from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.moments.stream import accumulate
-from splince_fast.moments.variables import check_ddof
+from splince_fast.moments.variables import check_ddof, denominator
 
 Float = NDArray[np.float64]
+
+
+class Update(NamedTuple):
+    """Validated arguments of one update."""
+
+    rows: Rows
+    weight: Float | None
+    encoded: Mapping[VariableName, Encoded]
+    row_index: NDArray[np.intp] | None  # indices of the rows with nonzero weight; None: all
+    n_input_rows: int  # number of rows, including those of weight zero
+    n: int  # number of rows with nonzero weight
+    feature_names: tuple[str, ...] | None  # columns of a data frame
+
+
+def read_update(
+    X: object, labels: object, sample_weight: object, mask: object, accumulator: Part
+) -> Update:
+    """Return the validated arguments of `Moments.update`."""
+    width, parameters = accumulator.width, accumulator.parameters
+    if mask is not None or len(getattr(X, "shape", ())) > 2:
+        X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
+    sparse = parameters.covariance_type == "diag" and is_sparse(X)
+    rows = (SparseRows if sparse else Rows).of(X, width=width)
+    n, index, names = rows.array.shape[0], None, None
+    if hasattr(X, "columns"):
+        names = checked_names(
+            X, rows.array.shape[1], accumulator.feature_names, first=not accumulator.n_rows
+        )
+    if hasattr(X, "index"):
+        check_index(X, labels)
+        check_index(X, sample_weight, "sample_weight")
+    weight = None if sample_weight is None else as_weights(sample_weight, n)
+    if weight is not None and not weight.all():
+        index = np.flatnonzero(weight)
+        labels = None if labels is None else _select_labels(labels, index, n)
+        rows, weight = rows.select(index), weight[index]
+    n_kept = n if index is None else len(index)
+    encoded = encode(labels, n_kept, kinds=parameters.kinds or None, joint=parameters.joint)
+    return Update(rows, weight, encoded, index, n, n_kept, names)
+
+
+def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:
+    """Return the rows of X, (n, d), and their labels and weights, without leading dimensions."""
+    # `mask`, (...), is False for the rows to leave out; None keeps all rows.
+    array = as_numbers(X)
+    if array.ndim < 2:
+        raise InputError(f"X has shape {array.shape}; it must be (n, d), or (batch, token, d)")
+    leading = array.shape[:-1]
+    rows = array.reshape(int(np.prod(leading)), array.shape[-1])
+    selected = np.arange(len(rows)) if mask is None else np.flatnonzero(as_mask(mask, leading))
+
+    def take(column: Any, name: str) -> Any:
+        return take_positions(column, leading, selected, name)
+
+    if sample_weight is not None:
+        sample_weight = take(sample_weight, "sample_weight")
+    return rows if mask is None else rows[selected], map_labels(labels, take), sample_weight
+
+
+def _select_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
+    """Return the labels of the rows `index`."""
+    # A column whose length is not n is returned unchanged: `encode` raises an error for it later.
+
+    def select(column: Any, description: str) -> Any:
+        shape = getattr(column, "shape", None)
+        try:
+            length = shape[0] if shape else len(column)
+        except TypeError:
+            return column
+        return take_entries(column, index) if length == n else column
+
+    return map_labels(labels, select)
 
 
 class _Accumulation:
@@ -88,10 +169,7 @@ class _Accumulation:
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        """Column names of the first data frame among the rows; None if all rows were arrays.
-
-        Later data frames, and moments to be added, must have the same columns in the same order.
-        """
+        """Column names of the first data frame among the rows; None if all rows were arrays."""
         return self._accumulator.feature_names
 
     @property
@@ -100,10 +178,71 @@ class _Accumulation:
         with self._lock:
             return {name: v.kind for name, v in self._accumulator.variables.items()}
 
-    def _flush(self) -> None:
-        """Merge all buffered rows into the sums; the caller has the lock."""
-        if self._accumulator.has_pending:
-            self._accumulator.merge_pending()
+    def update(
+        self, X: Any, labels: Any = None, *, sample_weight: Any = None, mask: Any = None
+    ) -> Self:
+        """Add rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d), or (batch, token, d)
+            Rows of float16, bfloat16, float32, float64, integers or bools, of NumPy, torch, pandas
+            or polars; n may be 0. With ``covariance_type="diag"``, also a matrix or array of
+            scipy.sparse, which is never made dense.
+        labels : mapping of str to column(s), frame, or a single column, optional
+            Labels of the rows, see :mod:`splince_fast.labels`; a single column is the variable
+            "concept". With leading dimensions, a column has one entry per sequence, (batch,), or
+            per position, (batch, token).
+        sample_weight : array-like of shape (n,), optional
+            Non-negative frequencies; rows of weight 0 are ignored. With leading dimensions, the
+            shape is that of a label column.
+        mask : array-like of bool with the shape of X without the last dimension, optional
+            True or 1 for rows to add; other rows, such as padding, are ignored.
+
+        Returns
+        -------
+        Moments or Folds
+            The object itself.
+
+        Raises
+        ------
+        InputError, NonFiniteError, LabelError
+            The input is invalid; the state is unchanged.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> states = np.random.default_rng(0).normal(size=(2, 5, 3))
+        >>> mask = np.arange(5) < np.array([[5], [2]])
+        >>> moments = sf.Moments().update(states, {"z": ["a", "b"]}, mask=mask)
+        >>> moments.class_counts("z")
+        {'a': 5, 'b': 2}
+        """
+        with self._lock:
+            sums, options = self._accumulator, dict[str, Any]()
+            plain = sample_weight is None and mask is None and type(X) is np.ndarray
+            if plain and X.shape[:1] == (1,) and sums.append_row(X, labels):
+                return self
+            given = read_update(X, labels, sample_weight, mask, sums)
+            owners: list[Part] = [sums]
+            if isinstance(sums, Split) and sums.n_folds is not None:
+                index = np.arange(given.n) if given.row_index is None else given.row_index
+                options["numbers"] = index.astype(np.uint64) + np.uint64(sums.position)
+                position = sums.position + given.n_input_rows
+                owners += sums.parts.values()
+            try:
+                changes = sums.prepare(given.rows, given.weight, given.encoded, **options)
+            except NonFiniteError as error:
+                name_columns(error, given.feature_names)
+                raise
+            if given.n and given.feature_names is not None and sums.feature_names is None:
+                names = tuple(map(str, given.feature_names))
+                changes += [Assignment(owner, {"feature_names": names}) for owner in owners]
+            if options:
+                changes.append(Assignment(sums, {"position": position}))
+            add(changes)
+        return self
 
     def _write_checkpoint(
         self, path: str | os.PathLike[str], stream: dict[str, object] | None
@@ -141,11 +280,8 @@ class Moments(_Accumulation):
 
     One pass over the data in blocks of any size gives the mean and covariance of x, and the
     cross-covariance of x with every variable. Any number of erasers can be computed from these. The
-    state is float64 and takes O(d^2) memory for any number of rows.
-
-    Up to rounding errors, an update with a block equals the addition of the moments of this block;
-    ``a + b`` equals the moments of both data sets, in any order or grouping; ``(a + b) - b``
-    equals ``a``; a row of weight 2 equals two such rows, and a row of weight 0 equals no row.
+    state is float64 and takes O(d^2) memory for any number of rows. Up to rounding errors, ``a +
+    b`` equals the moments of both data sets, and ``(a + b) - b`` equals ``a``.
 
     Parameters
     ----------
@@ -172,29 +308,16 @@ class Moments(_Accumulation):
 
     Notes
     -----
-    *Diagonal and sample.* Any positive definite matrix in place of Cov(x) gives an eraser with the
-    same constraints; the matrix determines only how far the distortion exceeds the minimum. With
-    "diag", this excess is unknown unless ``refine=`` of a method reads the rows again.
-    With ``subsample``, m sampled rows, a fraction f of all, give for Gaussian x the mean excess
+    Any positive definite matrix in place of Cov(x) gives an eraser with the same constraints; the
+    matrix determines only how far the distortion exceeds the minimum. With "diag", this excess is
+    unknown unless ``refine=`` of a method reads the rows again. With ``subsample``, m sampled rows,
+    a fraction f of all, give for Gaussian x the mean excess ``(1 - f) p / (m - p - 2)``, with p = d
+    minus the rank of the erased and kept variables: 21 d rows give at most 5 percent. The report
+    states the excess; fewer than 4 d rows raise an error.
 
-        (1 - f) p / (m - p - 2)
-
-    with p = d minus the rank of the erased and kept variables: 21 d rows give at most 5 percent.
-    The report states the excess; fewer than 4 d rows raise an error. Few rows of great length may
-    be missing in the sample: the excess is then larger, and a warning names the features whose
-    variances show it.
-
-    *Precision.* Offset, drift and order of the data change the result by rounding errors only.
-    Products are computed in float32 for data of at most 32 bits, and added in float64: entries of
-    the covariance are then exact to about 1e-7 of the standard deviations, to 1e-6 for columns with
-    few distinct values, and to 4e-6 if a few rows of a block contribute most of the sum of squares
-    of a column.
-
-    *Missing labels.* A row without a label for one variable counts for x and for other variables.
-
-    *Threads.* One thread at a time uses an object; a second thread waits.
-    Different objects can be filled by different threads and then added.
-    A process that is forked during an update of another thread has an unusable copy.
+    Products are computed in float32 for data of at most 32 bits, and added in float64. A row
+    without a label for one variable counts for x and for other variables. One thread at a time uses
+    an object; a second thread waits. See the page "Guarantees".
 
     Examples
     --------
@@ -226,98 +349,16 @@ class Moments(_Accumulation):
     ) -> None:
         parameters = Parameters.of(
             block_rows, kinds, joint, subsample, random_state, covariance_type, by
-        )  # fmt: skip
+        )
         self._own(accumulator_of(parameters), new_lock())
 
-    # -- filling ---------------------------------------------------------------------------
-
-    def update(
-        self, X: Any, labels: Any = None, *, sample_weight: Any = None, mask: Any = None
-    ) -> Moments:
-        """Add rows.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d), or (batch, token, d)
-            Rows of float16, bfloat16, float32, float64, integers or bools; any memory layout;
-            NumPy, torch, pandas or polars. n may be 0. Leading dimensions are flattened. With
-            ``covariance_type="diag"``, also a matrix or array of scipy.sparse, which is never made
-            dense.
-        labels : mapping of str to column(s), frame, or a single column, optional
-            Labels of the rows, see :mod:`splince_fast.labels`; a single column is the variable
-            "concept". With leading dimensions, a column has one entry per sequence, (batch,), or
-            per position, (batch, token).
-        sample_weight : array-like of shape (n,), optional
-            Non-negative frequencies; rows of weight 0 are ignored. With leading dimensions, the
-            shape is that of a label column.
-        mask : array-like of bool with the shape of X without the last dimension, optional
-            True or 1 for rows to add; other rows, such as padding, are ignored.
-
-        Returns
-        -------
-        Moments
-            The object itself.
-
-        Raises
-        ------
-        InputError, NonFiniteError, LabelError
-            The input is invalid; the state is unchanged.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> states = np.random.default_rng(0).normal(size=(2, 5, 3))
-        >>> mask = np.arange(5) < np.array([[5], [2]])
-        >>> moments = sf.Moments().update(states, {"z": ["a", "b"]}, mask=mask)
-        >>> moments.class_counts("z")
-        {'a': 5, 'b': 2}
-        """
-        with self._lock:
-            accumulator = self._accumulator
-            plain = sample_weight is None and mask is None and type(X) is np.ndarray
-            if plain and X.shape[:1] == (1,) and accumulator.append_row(X, labels):
-                return self
-            given = read_update(X, labels, sample_weight, mask, accumulator)
-            try:
-                changes = accumulator.prepare(given.rows, given.weight, given.encoded)
-            except NonFiniteError as error:
-                name_columns(error, given.feature_names)
-                raise
-            if given.n and given.feature_names is not None and accumulator.feature_names is None:
-                names = tuple(map(str, given.feature_names))
-                changes.append(Assignment(accumulator, {"feature_names": names}))
-            add(changes)
-        return self
+    @overload
+    @classmethod
+    def from_blocks(cls, blocks: object, *, folds: None = None, **options: Any) -> Moments: ...
 
     @overload
     @classmethod
-    def from_blocks(
-        cls,
-        blocks: object,
-        *,
-        folds: None = None,
-        groups: None = None,
-        client: object = None,
-        progress: bool | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_seconds: float = 60.0,
-        **parameters: object,
-    ) -> Moments: ...
-
-    @overload
-    @classmethod
-    def from_blocks(
-        cls,
-        blocks: object,
-        *,
-        folds: int,
-        groups: str | None = None,
-        progress: bool | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_seconds: float = 60.0,
-        **parameters: object,
-    ) -> Folds: ...
+    def from_blocks(cls, blocks: object, *, folds: int, **options: Any) -> Folds: ...
 
     @classmethod
     def from_blocks(
@@ -339,35 +380,31 @@ class Moments(_Accumulation):
         blocks : Source or iterable of (X, labels) or (X, labels, sample_weight)
             See :mod:`splince_fast.sources`.
         folds : int, optional
-            Number of folds into which rows are split, at least 2, for
-            :class:`splince_fast.Folds`.
+            Number of folds into which rows are split, at least 2.
         groups : str, optional
             With `folds`, name of a variable of the labels: rows of one class stay in one fold.
             The variable is not accumulated.
         client : dask.distributed.Client, optional
-            Cluster whose workers read the blocks: the source must consist of files that every
-            worker can read, or of a dask array. The result is bit for bit the same for any number
-            of workers, even if workers are lost.
+            Cluster whose workers read the blocks, from files that every worker can read, or of a
+            dask array. The result has the same bits for any number of workers.
         progress : bool, optional
-            Show a progress bar on stderr; by default only in a terminal or notebook, after two
-            seconds.
+            Show a progress bar; by default in a terminal or notebook, after two seconds.
         checkpoint : path, optional
             File to which the state is written atomically: at intervals, after an error of the
             source or Ctrl-C, and at the end. If the file exists, accumulation resumes after its
-            last block, with the same result to the bit. The checkpoint is refused for other
-            parameters, and for files of another path, size or modification time. Of data without
-            files, only the kind and shape are compared. Not with `client`.
+            last block, with the same result to the bit. It is refused for other parameters, and for
+            files of another path, size or modification time; of data without files, only the kind
+            and shape are compared. Not with `client`.
         checkpoint_seconds : float
             Seconds between two writes of the checkpoint; 0 writes after every block.
         **parameters
             Arguments of the class. ``subsample="auto"`` takes the smallest power of 1/2 that
-            leaves 22 sampled rows per feature, so that the distortion is expected to exceed the
-            minimum by at most 5 percent.
+            leaves 22 sampled rows per feature.
 
         Returns
         -------
         Moments or Folds
-            :class:`splince_fast.Folds` if `folds` is given, as from ``Folds.from_blocks``.
+            Folds, with the classes of every variable in sorted order, if `folds` is given.
 
         Raises
         ------
@@ -377,7 +414,6 @@ class Moments(_Accumulation):
             A parameter is out of range; `subsample` is "auto" for a source of unknown length; or
             `subsample` leaves fewer than 4 rows per feature.
         """
-
         if folds is None and groups is not None:
             raise InputError("groups= needs folds=: it keeps groups in one fold; pass folds=2, too")
         if folds is not None and client is not None:
@@ -386,25 +422,23 @@ class Moments(_Accumulation):
                 "accumulate one source per fold on the cluster and pass the list of moments to "
                 "cross_report"
             )
-        run: dict[str, Any] = {
-            "progress": progress, "checkpoint": checkpoint,
-            "checkpoint_seconds": checkpoint_seconds,
-        }  # fmt: skip
-        if folds is not None:
-            return Folds.from_blocks(blocks, folds=folds, groups=groups, **run, **parameters)
         source = sources.as_source(blocks)
         check_keywords(parameters, cls, where="Moments")
-        parameters = with_subsample(parameters, source, 1)
-        if client is None:
-            return accumulate(source, cls(**parameters), **run)
-        if checkpoint is not None:
-            raise InputError("a run on a cluster has no checkpoint; omit checkpoint= or client=")
-        from splince_fast.moments import cluster
+        parameters = with_subsample(parameters, source, folds or 1)
+        empty: Any = cls(**parameters)
+        if client is not None:
+            if checkpoint is not None:
+                raise InputError("a run on a cluster has no checkpoint; omit checkpoint or client")
+            from splince_fast.moments import cluster
 
-        total: Moments = cluster.accumulate(source, cls(**parameters), client, progress=progress)
-        return total
-
-    # -- algebra ---------------------------------------------------------------------------
+            return cast(Moments, cluster.accumulate(source, empty, client, progress=progress))
+        if folds is not None:
+            empty = Folds(folds, groups=groups, **parameters)
+        total: Moments | Folds = accumulate(
+            source, empty, progress=progress, checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
+        )  # fmt: skip
+        return total._sort_classes() if isinstance(total, Folds) else total
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both data sets together."""
@@ -417,21 +451,25 @@ class Moments(_Accumulation):
         """Add the other moments to this object, in place."""
         self._check_compatible(other)
         part = other.copy() if other is self else other
-        first, second = sorted((self._lock, part._lock), key=id)  # avoids a deadlock
-        with first, second:
-            self._flush()
-            part._flush()
-            cast(Any, self._accumulator).add(part._accumulator)
+        with self._merged(part) as (ours, theirs):
+            add(ours.merged(theirs))
         return self
 
     def __sub__(self, part: Moments) -> Moments:
         """Return the moments without the rows of `part`, all of which must have been added."""
         self._check_compatible(part)
-        first, second = sorted((self._lock, part._lock), key=id)
+        with self._merged(part) as (ours, theirs):
+            return self._wrap(ours.without(theirs))
+
+    @contextmanager
+    def _merged(self, other: Moments) -> Iterator[tuple[Any, Any]]:
+        """Hold both locks, and yield both accumulators without buffered rows."""
+        first, second = sorted((self._lock, other._lock), key=id)  # avoids a deadlock
         with first, second:
-            self._flush()
-            part._flush()
-            return self._wrap(cast(Any, self._accumulator).without(part._accumulator))
+            accumulators = self._accumulator, other._accumulator
+            for accumulator in accumulators:
+                accumulator.merge_pending()
+            yield accumulators
 
     def __radd__(self, other: object) -> Moments:
         """Return a copy for ``0 + moments``, with which ``sum(parts)`` begins."""
@@ -444,6 +482,11 @@ class Moments(_Accumulation):
             raise _operand_error(other)
         ours, theirs = self._accumulator, other._accumulator
         ours.parameters.check_compatible(theirs.parameters)
+        if None not in (ours.width, theirs.width) and ours.width != theirs.width:
+            raise IncompatibleMomentsError(
+                f"moments of {ours.width} features and of {theirs.width} features cannot be "
+                "combined; both must come from rows of the same embedding"
+            )
         try:
             check_feature_names(theirs.feature_names, ours.feature_names, "the other moments")
         except InputError as error:
@@ -460,7 +503,7 @@ class Moments(_Accumulation):
     def _merged_copy(self) -> Moments:
         """Return a copy with all buffered rows merged into the sums."""
         with self._lock:
-            self._flush()
+            self._accumulator.merge_pending()
             return self.copy()
 
     def scaled(self, factor: float) -> Moments:
@@ -484,18 +527,6 @@ class Moments(_Accumulation):
         ------
         InputError
             `factor` is not a positive finite number.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> X = np.random.default_rng(0).normal(size=(60, 3))
-        >>> few, many = sf.Moments().update(X[:20]), sf.Moments().update(X[20:])
-        >>> balanced = few.scaled(2) + many
-        >>> balanced.n_rows, balanced.weight
-        (60, 80.0)
-        >>> bool(np.allclose(balanced.mean, (X[:20].mean(axis=0) + X[20:].mean(axis=0)) / 2))
-        True
         """
         if not is_number(factor) or not 0 < factor < np.inf:
             raise InputError(f"the factor is {factor!r}; it must be a positive finite number")
@@ -507,8 +538,6 @@ class Moments(_Accumulation):
         """Return an independent copy, including buffered rows."""
         with self._lock:
             return self._wrap(self._accumulator.copy())
-
-    # -- reading ---------------------------------------------------------------------------
 
     @property
     def weight(self) -> float:
@@ -553,16 +582,10 @@ class Moments(_Accumulation):
                 "moments.factored().variances"
             )
         with self._lock:
-            accumulator = self._flushed()
-            if isinstance(accumulator, SampledAccumulator):
-                accumulator = accumulator.sample
-            state = accumulator.nonempty_state()
-            if state.weight - ddof <= 0:
-                raise NotEnoughDataError(
-                    f"a covariance with ddof = {ddof:g} needs a total weight above {ddof:g}, and "
-                    f"the rows have {state.weight:g}; add rows or pass ddof=0"
-                )
-            full = state.scatter / (state.weight - ddof)
+            state = self._flushed().nonempty_state()
+            if isinstance(state.second, Sampled):
+                state = state.second.sample.nonempty_state()
+            full = state.second.matrix / denominator(state.weight, ddof, "covariance")
         blas.mirror_lower(full)
         return full
 
@@ -603,7 +626,7 @@ class Moments(_Accumulation):
             There is no such variable, or it is continuous.
         """
         with self._lock:
-            return tuple(self._flushed().variable(name).class_names(name))
+            return self._flushed().variable(name).class_names(name)
 
     def class_counts(self, name: VariableName) -> dict[ClassName, int]:
         """Return the number of rows of each class of a class-coded variable.
@@ -631,16 +654,6 @@ class Moments(_Accumulation):
         ------
         InputError
             The moments were made without `by`.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> rng = np.random.default_rng(0)
-        >>> X, z = rng.normal(size=(100, 3)), np.repeat(["a", "b"], 50)
-        >>> moments = sf.Moments(by="z").update(X, {"z": z})
-        >>> bool(np.allclose(moments.by_class["a"].covariance(), np.cov(X[:50].T)))
-        True
         """
         split = self._accumulator
         if not isinstance(split, Split):
@@ -649,7 +662,7 @@ class Moments(_Accumulation):
                 "Moments(by=NAME) for the name of the variable"
             )
         with self._lock:
-            self._flush()
+            split.merge_pending()
             parts = {key: part.copy() for key, part in split.parts.items() if part.n_rows}
         for part in parts.values():
             part.feature_names = split.feature_names
@@ -662,13 +675,13 @@ class Moments(_Accumulation):
             return self._accumulator.nbytes
 
     def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + self.nbytes
+        return object.__sizeof__(self) + self.nbytes  # read by dask
 
     def _flushed(self) -> Accumulator:
         """Return the sums of all rows; the caller has the lock."""
-        self._flush()
-        held = self._accumulator
-        return cast(Accumulator, held.total()) if isinstance(held, Split) else held
+        sums = self._accumulator
+        sums.merge_pending()
+        return cast(Accumulator, sums.total()) if isinstance(sums, Split) else sums
 
     def _state(self) -> State:
         """Return the state of x, after buffered rows are merged into the sums."""
@@ -678,8 +691,8 @@ class Moments(_Accumulation):
     def factored(self, shrinkage: float | str | None = None, *, solver: str = "auto") -> Factored:
         """Return an immutable snapshot with Cov(x) factored, for several erasers.
 
-        Every method and :func:`splince_fast.concept_strength` accept the snapshot in place of
-        moments. After the O(d^3) factorisation, an eraser takes O(d^2) per column of its variables.
+        Every method and :func:`splince_fast.concept_strength` accept it in place of moments. An
+        eraser then takes O(d^2) per column of its variables, without a factorisation, O(d^3).
 
         Parameters
         ----------
@@ -689,8 +702,7 @@ class Moments(_Accumulation):
         Returns
         -------
         Factored
-            Snapshot of d^2 float64 numbers, or 2 d^2 if Cov(x) is rank deficient; later updates
-            of the moments do not change it.
+            Snapshot of d^2 float64 numbers, or 2 d^2 if Cov(x) is rank deficient.
 
         Raises
         ------
@@ -698,17 +710,6 @@ class Moments(_Accumulation):
             No rows were added yet.
         InputError
             A parameter is out of range.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> rng = np.random.default_rng(0)
-        >>> z, y = rng.integers(0, 2, size=(2, 300))
-        >>> X = rng.normal(size=(300, 6)) + z[:, None] + np.outer(y, np.eye(6)[0])
-        >>> kept = sf.Moments().update(X, {"z": z, "y": y}).factored()
-        >>> [sf.leace(kept, erase=name).rank for name in ("z", "y")]
-        [1, 1]
         """
         options = Options(shrinkage=shrinkage, solver=solver).checked()
         with self._statistics() as statistics:
@@ -730,8 +731,6 @@ class Moments(_Accumulation):
             f"Moments({self.n_rows:,} rows, {self.n_features} features, {{{variables}}}, "
             f"{self.nbytes / 2**20:.1f} MiB)"
         )
-
-    # -- persistence -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, including buffered rows, to a safetensors file.
@@ -824,8 +823,6 @@ class Folds(_Accumulation, Sequence[Moments]):
         groups = self._accumulator.groups
         return {"folds": len(self), "groups": groups, **self.parameters.as_arguments()}
 
-    # -- a sequence ------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return len(self._folds)
 
@@ -838,9 +835,6 @@ class Folds(_Accumulation, Sequence[Moments]):
     def __getitem__(self, index: int | slice) -> Moments | tuple[Moments, ...]:
         return self._folds[index]
 
-    def __iter__(self) -> Iterator[Moments]:
-        return iter(self._folds)
-
     def __repr__(self) -> str:
         return f"Folds({len(self)} of {self.n_rows:,} rows: {self._folds[0]!r}, ...)"
 
@@ -850,93 +844,21 @@ class Folds(_Accumulation, Sequence[Moments]):
         with self._lock:
             return Moments._wrap(self._accumulator.total())
 
-    # -- filling ---------------------------------------------------------------------------
-
     @classmethod
-    def from_blocks(
-        cls,
-        blocks: object,
-        *,
-        folds: int = 2,
-        groups: str | None = None,
-        progress: bool | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_seconds: float = 60.0,
-        **parameters: object,
-    ) -> Folds:
+    def from_blocks(cls, blocks: object, *, folds: int = 2, **options: Any) -> Folds:
         """Accumulate a source, with rows split into folds.
 
         Parameters
         ----------
-        blocks : Source or iterable of (X, labels) or (X, labels, sample_weight)
-            See :mod:`splince_fast.sources`.
-        folds : int
-            Number of folds, at least 2.
-        groups : str, optional
-            Name of a class-coded variable of the labels: rows of one class stay in one fold.
-        progress, checkpoint, checkpoint_seconds
+        blocks, folds, **options
             As for :meth:`Moments.from_blocks`.
-        **parameters
-            Arguments of :class:`Moments`.
 
         Returns
         -------
         Folds
-            The folds, with the classes of every variable in sorted order.
-
-        Raises
-        ------
-        FileFormatError, InputError
-            As for :meth:`Moments.from_blocks`.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import splince_fast as sf
-        >>> rng = np.random.default_rng(0)
-        >>> X, z = rng.normal(size=(1000, 3)), rng.integers(0, 2, size=1000)
-        >>> folds = sf.Folds.from_blocks([(X, {"z": z})], folds=2)
-        >>> sf.cross_report(folds, erase="z").method
-        'LEACE'
+            The folds.
         """
-
-        source = sources.as_source(blocks)
-        check_keywords(parameters, Moments, where="Moments")
-        empty = cls(folds, groups=groups, **with_subsample(parameters, source, folds))
-        return accumulate(
-            source, empty, progress=progress, checkpoint=checkpoint,
-            checkpoint_seconds=checkpoint_seconds,
-        )._sort_classes()  # fmt: skip
-
-    def update(self, X: object, labels: object = None, *, sample_weight: object = None) -> Folds:
-        """Split rows into folds, and add them.
-
-        Parameters
-        ----------
-        X, labels, sample_weight
-            As for :meth:`Moments.update`.
-
-        Raises
-        ------
-        InputError, NonFiniteError, LabelError
-            The input is invalid; the folds are unchanged.
-        """
-        with self._lock:
-            split = self._accumulator
-            given = read_update(X, labels, sample_weight, None, split)
-            index = np.arange(given.n) if given.row_index is None else given.row_index
-            numbers = index.astype(np.uint64) + np.uint64(split.position)
-            try:
-                changes = split.prepare(given.rows, given.weight, given.encoded, numbers=numbers)
-            except NonFiniteError as error:
-                name_columns(error, given.feature_names)
-                raise
-            changes.append(Assignment(split, {"position": split.position + given.n_input_rows}))
-            if given.feature_names is not None and split.feature_names is None:
-                for owner in (split, *split.parts.values()):
-                    changes.append(Assignment(owner, {"feature_names": given.feature_names}))
-            add(changes)
-        return self
+        return Moments.from_blocks(blocks, folds=folds, **options)
 
     def _sort_classes(self) -> Folds:
         """Give all folds the same classes in sorted order, whatever the sizes of the blocks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from splince_fast._runtime.rows import check_block_rows, choose_block_rows
@@ -15,26 +15,19 @@ from splince_fast.exceptions import IncompatibleMomentsError, InputError
 class Parameters:
     """Validated arguments of `Moments`."""
 
-    block_rows: int | None  # None for a number that depends on width and dtype
-    kinds: dict[str, str]
-    joint: tuple[tuple[str, ...], ...]
+    block_rows: int | None = None  # None for a number that depends on width and dtype
+    kinds: dict[str, str] = field(default_factory=dict)
+    joint: tuple[tuple[str, ...], ...] = ()
     subsample: float = 1.0
     random_state: int = 0
     covariance_type: str = "full"
     by: str | None = None
 
     @classmethod
-    def of(
-        cls,
-        block_rows: Any = None,
-        kinds: Any = None,
-        joint: Any = (),
-        subsample: Any = 1.0,
-        random_state: Any = 0,
-        covariance_type: Any = "full",
-        by: object = None,
-    ) -> Parameters:
+    def of(cls, *arguments: Any, **named: Any) -> Parameters:
         """Return validated arguments of `Moments`; raise InputError if one is invalid."""
+        given: Any = cls(*arguments, **named)
+        block_rows, kinds, joint, by = given.block_rows, given.kinds, given.joint, given.by
         if block_rows is not None:
             block_rows = check_block_rows(block_rows)
         if kinds is not None and not isinstance(kinds, Mapping):
@@ -51,26 +44,25 @@ class Parameters:
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "
                 "[('gender', 'race')]"
             )
-        check_moment_options(subsample, covariance_type)
-        if isinstance(subsample, str):
+        check_moment_options(given.subsample, given.covariance_type)
+        if isinstance(given.subsample, str):
             raise InputError(
                 "subsample='auto' needs the number of rows, which is unknown here; pass a number "
                 "above 0 and at most 1, or call Moments.from_blocks or fit with a source"
             )
         if by is not None and not isinstance(by, str):
             raise InputError(f"by is {by!r}; it must be the name of a class-coded variable")
-        if by is not None and (covariance_type != "full" or subsample != 1):
+        if by is not None and (given.is_diagonal or given.subsample != 1):
             raise InputError(
                 "by= keeps the d x d scatter of every class; omit subsample= and covariance_type="
             )
         return cls(
-            block_rows, dict(kinds or {}), tuple(map(tuple, joint)),
-            float(subsample), check_random_state(random_state), covariance_type, by,
+            block_rows, dict(kinds or {}), tuple(map(tuple, joint)), float(given.subsample),
+            check_random_state(given.random_state), given.covariance_type, by,
         )  # fmt: skip
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether only the diagonal of the covariance is accumulated."""
         return self.covariance_type == "diag"
 
     def as_arguments(self) -> dict[str, Any]:
@@ -82,20 +74,9 @@ class Parameters:
 
     def check_compatible(self, other: Parameters) -> None:
         """Raise IncompatibleMomentsError unless moments of these and `other` parameters combine."""
-        conflicts = {k for k in self.kinds.keys() & other.kinds if self.kinds[k] != other.kinds[k]}
-        if conflicts:
-            raise IncompatibleMomentsError(
-                f"the two sides have different kinds= for {sorted(conflicts)}; accumulate both "
-                "with the same kinds="
-            )
-        if (self.subsample < 1) != (other.subsample < 1):
-            raise IncompatibleMomentsError(
-                "one side has the scatter of all rows (subsample=1) and the other that of a "
-                "sample; accumulate both with subsample=1, or both with a fraction below 1"
-            )
-        for name in ("by", "covariance_type"):
+        for name in ("by", "covariance_type", "subsample"):
             ours, theirs = getattr(self, name), getattr(other, name)
-            if ours != theirs:
+            if ours != theirs and not (name == "subsample" and max(ours, theirs) < 1):
                 raise IncompatibleMomentsError(
                     f"one side has {name}={ours!r} and the other {name}={theirs!r}; accumulate "
                     f"both with the same {name}="

@@ -1,15 +1,14 @@
 """Accumulators of the parts of the rows, where a function of the row gives the part.
 
 Folds are parts by a hash of the row's number, or of its group; with `by`, every class of a variable
-is a part. `summed` adds parts; on a cluster, they are groups of consecutive blocks.
+is a part.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -19,13 +18,13 @@ from splince_fast._kernels.row_kernels import Assignment, Change, add
 from splince_fast._runtime.names import listed, sort_key
 from splince_fast._runtime.rows import Rows, splitmix64
 from splince_fast._solve.options import is_integer
-from splince_fast.exceptions import IncompatibleMomentsError, InputError, LabelError
+from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.labels.encoded import observed
 from splince_fast.moments.accumulator import Accumulator, merged_variables
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.scatters import DiagonalAccumulator, SampledAccumulator
+from splince_fast.moments.state import not_added
 from splince_fast.moments.variables import ClassSums, Variable, check_column
 
 Float: TypeAlias = NDArray[np.float64]
@@ -36,12 +35,6 @@ Part: TypeAlias = "Accumulator | Split"
 # Largest number of classes: the memory for each class is a d x d matrix and a block of rows.
 MOST_CLASSES = 64
 _MOST_FOLDS = 1024
-
-
-class Total(Accumulator):
-    """The sum of the accumulators of all classes, by class."""
-
-    parts: Mapping[Key, Accumulator]
 
 
 class Split:
@@ -57,7 +50,7 @@ class Split:
         self.position = position
         self.feature_names: tuple[str, ...] | None = None
         self._work = Workspace()  # shared by the parts of all classes
-        self._total: Total | None = None
+        self._total: Accumulator | None = None
         self.broken = False  # whether a change of the parts failed half-way
         self.parts: dict[Key, Part] = {}
         if n_folds is None:
@@ -71,16 +64,13 @@ class Split:
         self.parts = {i: self.new_part() for i in range(int(n_folds))}
 
     def new_part(self) -> Part:
-        """Return an empty part."""
         if self.n_folds is not None:
             return accumulator_of(self.parameters)
         return Accumulator(replace(self.parameters, by=None), self._work)
 
-    def _leaves(self) -> Iterator[Accumulator]:
+    def leaves(self) -> Iterator[Accumulator]:
         for part in self.parts.values():
-            yield from part._leaves() if isinstance(part, Split) else (part,)
-
-    # -- filling ---------------------------------------------------------------------------
+            yield from part.leaves()
 
     def prepare(
         self,
@@ -94,39 +84,31 @@ class Split:
         index: Index | None = None,
         copy: bool = False,
     ) -> list[Change]:
-        """Return the changes that add rows to all parts; an error changes nothing."""
         # The numbers of the rows in the stream, (n,), give the folds.
         if not checked:
             rows.check()
         if index is None:
             index = np.arange(rows.array.shape[0])
-        if numbers is None:
-            keys, codes = self._classes_of_rows(encoded, len(index))
-        else:
-            keys, codes = self._folds_of_rows(encoded, numbers)
+        keys, codes = (
+            self._classes_of_rows(encoded, len(index))
+            if numbers is None
+            else self._folds_of_rows(encoded, numbers)
+        )
         labels = {name: column for name, column in encoded.items() if name != self.groups}
-        for leaf in self._leaves():
-            for name in labels.keys() & leaf.variables.keys():
-                check_column(leaf.variables[name], labels[name], name)
-        parts, in_order = dict(self.parts), in_order or numbers is not None
+        variables = self.variables  # their kinds and types are the same in all parts
+        for name in labels.keys() & variables.keys():
+            check_column(variables[name], labels[name], name)
         chosen = {keys[code]: np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
-        for key in chosen:  # in the order of the rows' codes, for reproducible files
-            if key not in parts:
-                parts[key] = self.new_part()
-        if numbers is None:  # the classes share the work memory, which holds the sums of one block
-            merges = [cast(Accumulator, parts[k]).n_merges(rows, len(c)) for k, c in chosen.items()]
-            copy = sum(map(bool, merges)) > 1
+        # New parts are in the order of the rows' codes, for reproducible files.
+        parts = self.parts | {k: self.new_part() for k in chosen if k not in self.parts}
         changes: list[Change] = []
+        is_fold = numbers is not None
         for key, own in chosen.items():
-            of_part = {name: _labels_of_rows(z, own) for name, z in labels.items()}
-            if numbers is None:  # a class lists the classes of its own rows only
-                of_part = {
-                    name: observed(z) if isinstance(z, ClassCodes) else z
-                    for name, z in of_part.items()
-                }
             changes += parts[key].prepare(
-                rows, None if weight is None else weight[own], of_part,
-                in_order=in_order, checked=True, index=index[own], copy=copy,
+                rows, None if weight is None else weight[own],
+                {name: _labels_of_rows(z, own, not is_fold) for name, z in labels.items()},
+                in_order=in_order or is_fold, checked=True, index=index[own],
+                copy=not is_fold,  # classes share the work memory, which has the sums of one block
             )  # fmt: skip
         return [*changes, Assignment(self, {"parts": parts, "_total": None})]
 
@@ -173,22 +155,13 @@ class Split:
             )
         return keys, column.codes
 
-    def put(self, key: Key, part: Part) -> None:
-        """Set a part."""
-        if self.n_folds is None:
-            cast(Accumulator, part)._work = self._work
-        self.parts[key] = part
-        self._total = None
-
     def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
         """Return False: there is no fast path, and the caller must call `update`."""
         return False
 
-    # -- reading ---------------------------------------------------------------------------
-
     @property
     def width(self) -> int | None:
-        return next((part.width for part in self.parts.values() if part.width), None)
+        return next((leaf.width for leaf in self.leaves() if leaf.width), None)
 
     @property
     def n_rows(self) -> int:
@@ -202,10 +175,9 @@ class Split:
     @property
     def variables(self) -> dict[VariableName, Variable]:
         """The variables of any part, whose kinds are those of all parts; the sums may differ."""
-        return {name: v for part in self._leaves() for name, v in part.variables.items()}
+        return {name: v for leaf in self.leaves() for name, v in leaf.variables.items()}
 
     def descriptions(self) -> dict[VariableName, str]:
-        """Return the kind and size of each variable as text, including buffered rows."""
         texts = {name: variable.description for name, variable in self.variables.items()}
         counts = {name: len(classes) for name, classes in self._class_names().items()}
         return texts | {name: f"{count} classes" for name, count in counts.items()}
@@ -213,92 +185,79 @@ class Split:
     def _class_names(self) -> dict[VariableName, list[ClassName]]:
         """Return the names of the classes of each variable in any part, in sorted order."""
         names: dict[VariableName, dict[object, ClassName]] = {}
-        for part in self._leaves():
-            for name, variable in part.variables.items():
+        for leaf in self.leaves():
+            for name, variable in leaf.variables.items():
                 if isinstance(variable, ClassSums):
                     names.setdefault(name, {}).update({class_key(c): c for c in variable.names})
         return {name: sorted(classes.values(), key=sort_key) for name, classes in names.items()}
 
-    @property
-    def has_pending(self) -> bool:
-        return any(part.has_pending for part in self.parts.values())
-
     def merge_pending(self) -> None:
-        """Merge the buffered rows of every part into its sums."""
         for part in self.parts.values():
             part.merge_pending()
 
     def total(self) -> Part:
         """Return the sum of all parts: of classes in the order of their names."""
-        # The total of classes is kept until a part changes.
+        if self._total is not None:  # that of classes is kept until a part changes
+            return self._total
         if self.n_folds is not None:
-            total_of_folds: Part = summed(self.parts.values(), accumulator_of(self.parameters))
-            return total_of_folds
-        if self._total is None:
-            total = Total(self.parameters)
+            total, keys = accumulator_of(self.parameters), list(self.parts)
+        else:
+            total = Accumulator(self.parameters)
             total.feature_names, total.parts = self.feature_names, cast(Any, self.parts)
-            summed((self.parts[key] for key in sorted(self.parts, key=_order)), total)
-            self._total = total
-        return self._total
+            keys = sorted(self.parts, key=_order)
+        self.merge_pending()
+        for key in keys:
+            add(cast(Any, total).merged(self.parts[key]))
+        if self.n_folds is None:
+            self._total = cast(Accumulator, total)
+        return total
 
-    # -- algebra ---------------------------------------------------------------------------
+    def _with_parts(self, parts: dict[Key, Part]) -> Split:
+        result = Split(self.parameters, self.n_folds, self.groups, self.position)
+        result.feature_names = self.feature_names
+        result.put(parts)
+        return result
 
-    def check_compatible(self, other: Part) -> None:
-        for part in self._leaves():
-            part.check_compatible(cast(Accumulator, other))  # which has a width
-
-    def _empty_like(self) -> Split:
-        empty = Split(self.parameters, self.n_folds, self.groups, self.position)
-        empty.feature_names = self.feature_names
-        return empty
-
-    def add(self, other: Split) -> None:
-        """Add the parts of another split, in place. Neither may have pending rows."""
-        add(self.merged(other))
+    def put(self, parts: Mapping[Key, Part]) -> None:
+        """Set parts, which then share the work memory if they are classes."""
+        for key, part in parts.items():
+            if self.n_folds is None:
+                cast(Accumulator, part)._work = self._work
+            self.parts[key] = part
 
     def merged(self, other: Split) -> list[Change]:
-        """Return the changes that add the parts of another split."""
-        self.check_compatible(other)
-        for first, second in product(self._leaves(), other._leaves()):  # also of different classes
-            if first.width and second.width:
-                merged_variables(_kinds(first), _kinds(second), np.zeros(first.width), 1)
+        # All parts must combine or none, and so those of different classes.
+        ours, theirs = (
+            {name: v.empty_like() for name, v in side.variables.items()} for side in (self, other)
+        )
+        merged_variables(ours, theirs, np.zeros(other.width or 0), 1)
         parts, changes = dict(self.parts), list[Change]()
-        for key, theirs in other.parts.items():
+        for key, part in other.parts.items():
             parts[key] = parts.get(key) or self.new_part()
-            changes += cast(Any, parts[key]).merged(theirs)
+            changes += cast(Any, parts[key]).merged(part)
         names = self.feature_names or other.feature_names
         sums = {"parts": parts, "_total": None, "feature_names": names}
         return [*changes, Assignment(self, sums)]
 
     def without(self, other: Split) -> Split:
-        """Return a copy from which the rows of `other` are removed. Neither may have pending."""
-        self.check_compatible(other)
         for key, theirs in other.parts.items():
             if key not in self.parts and theirs.n_rows:
-                raise IncompatibleMomentsError(
-                    f"cannot remove rows of the class {key!r}: no rows of this class were added; "
-                    "subtract only moments that were added"
+                raise not_added(
+                    f"cannot remove rows of the class {key!r}: no rows of this class were added"
                 )
-        result = self._empty_like()
-        for key, part in self.parts.items():
-            known = key in other.parts
-            result.put(key, cast(Any, part).without(other.parts[key]) if known else part.copy())
-        return result
+        parts = {k: cast(Any, p).without(other.parts[k]) if k in other.parts else p.copy()
+                 for k, p in self.parts.items()}  # fmt: skip
+        return self._with_parts(parts)
 
     def copy(self) -> Split:
-        result = self._empty_like()
-        for key, part in self.parts.items():
-            result.put(key, part.copy())
-        return result
+        return self._with_parts({key: part.copy() for key, part in self.parts.items()})
 
     def scale(self, factor: float) -> None:
-        """Multiply every weight by a factor. All buffers must be empty."""
         for part in self.parts.values():
             part.scale(factor)
         self._total = None
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
-        """Reorder the classes of a variable as in `order`, in every part."""
         for part in self.parts.values():
             part.sort_classes(name, order)
         self._total = None
@@ -310,27 +269,15 @@ class Split:
             self.sort_classes(name, classes)
 
 
-def summed(parts: Iterable[Part], total: Any) -> Any:
-    """Add parts, in their order, to an empty accumulator or split, and return it."""
-    for part in parts:
-        part.merge_pending()
-        total.add(part)
-    return total
-
-
 def accumulator_of(parameters: Parameters) -> Part:
-    """Return an empty accumulator or split for moments with these parameters."""
-    if parameters.by is not None:
-        return Split(parameters)
-    if parameters.is_diagonal:
-        return DiagonalAccumulator(parameters)
-    return SampledAccumulator(parameters) if parameters.subsample < 1 else Accumulator(parameters)
+    return Accumulator(parameters) if parameters.by is None else Split(parameters)
 
 
-def _labels_of_rows(column: Encoded, index: Index) -> Encoded:
-    """Return the labels of the rows `index`; the list of classes does not change."""
+def _labels_of_rows(column: Encoded, index: Index, only_observed: bool) -> Encoded:
+    """Return the labels of the rows `index`, with all classes or those of these rows only."""
     if isinstance(column, ClassCodes):
-        return ClassCodes(column.classes, column.codes[index])
+        labels = ClassCodes(column.classes, column.codes[index])
+        return observed(labels) if only_observed else labels
     present = None if column.present is None else column.present[index]
     return Columns(column.columns, column.values[index], present)
 
@@ -343,13 +290,3 @@ def _order(key: Key) -> tuple[bool, str]:
 def _digest(name: ClassName) -> int:
     digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
-
-
-def _kinds(leaf: Accumulator) -> dict[VariableName, Variable]:
-    """Return empty variables of the same kinds, with the same columns or with one class name."""
-    return {
-        name: ClassSums(variable.width, variable.names[:1])
-        if isinstance(variable, ClassSums)
-        else variable.empty_like()
-        for name, variable in leaf.variables.items()
-    }

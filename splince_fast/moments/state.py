@@ -20,17 +20,17 @@ W (residual + offset). The deviation of the state is sum w (x - reference) = w (
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._kernels.row_kernels import Assignment, Call, Change, ScatterAddition
-from splince_fast._runtime.files import Layout, Tensors
+from splince_fast._runtime.files import Layout, Tensors, check_tensors
 from splince_fast.exceptions import IncompatibleMomentsError
-from splince_fast.moments.block import BlockSums
+from splince_fast.moments.block import Block, BlockSums
 
 Float = NDArray[np.float64]
 
@@ -46,13 +46,31 @@ _FAR, _ROUNDINGS = 16.0, 1024 * EPS64
 _CANCELLED = 0.25
 
 
-@dataclass(slots=True)
+def not_added(problem: str) -> IncompatibleMomentsError:
+    return IncompatibleMomentsError(f"{problem}; subtract only moments that were added")
+
+
+class FactorInput(NamedTuple):
+    """A covariance to factor, `scatter` / `weight`."""
+
+    scatter: Float  # (d, d): Fortran-ordered, only the lower triangle is valid; or its diagonal
+    weight: float
+    n_rows: int  # number of rows, which limits the rank
+    n_effective: float  # weight sum of the rows, or effective number of sampled rows
+    unit_roundoff: float
+    sample: Any = None  # `SampleStatistics`, if the covariance was estimated from a sample
+
+    def times(self, rows: Float) -> Float:
+        """Return the product of the covariance with each row of `rows`, (r, d)."""
+        import scipy.linalg.blas
+
+        product = scipy.linalg.blas.dsymm(1.0 / self.weight, self.scatter, rows.T, lower=1)
+        return np.asarray(product.T)
+
+
+@dataclass(slots=True, eq=False)
 class Scatter:
     """The scatter sum w (x - m)(x - m)^T about the mean m."""
-
-    # Tensors of a file, and of a pickle, which has only the lower triangle by columns.
-    TENSORS: ClassVar[Layout] = {"scatter": (np.float64, ("d", "d"))}
-    PACKED_TENSORS: ClassVar[Layout] = {"scatter.lower": (np.float64, ("d(d+1)/2",))}
 
     matrix: Float  # (d, d): Fortran-ordered; only the lower triangle is valid
     unit_roundoff: float = EPS64  # unit roundoff of the least precise products in the sum
@@ -78,8 +96,8 @@ class Scatter:
     def nbytes(self) -> int:
         return self.matrix.nbytes
 
-    def copy(self) -> Scatter:
-        return Scatter(self.matrix.copy(order="F"), self.unit_roundoff)
+    def copy(self) -> Self:
+        return replace(self, matrix=self.matrix.copy(order="K"))
 
     def scale(self, factor: float) -> None:
         self.matrix *= factor
@@ -91,31 +109,23 @@ class Scatter:
         return diagonal
 
     def added(
-        self, sums: BlockSums, difference: Float, coefficient: float, work: Any
+        self, sums: BlockSums, difference: Float, coefficient: float, block: Block
     ) -> list[Change]:
         """Return the changes that add a block: its scatter, and coefficient g g^T."""
-        # g is `difference`, the difference of the means of the block and the state. `work` is
-        # (d, d) float32 work memory for float32 blocks without `product`.
+        # g is `difference`, the difference of the means of the block and the state.
         import splince_fast._kernels.blas as blas_kernels
 
         changes: list[Change] = []
-        product, shifted = sums.product, sums.shifted
-        if shifted is not None and shifted.dtype == np.float32:
-            product = work
-            blas_kernels.syrk_f32_out(shifted, product)
-        elif shifted is not None:
-            changes.append(Call(blas_kernels.syrk_f64_into, shifted, self.matrix))
+        if sums.product is None:
+            changes.append(Call(blas_kernels.syrk_f64_into, sums.shifted, self.matrix))
+        elif sums.product.dtype == np.float32:
+            changes.append(Assignment(self, {"unit_roundoff": EPS32}))
         vectors = np.empty((2, len(difference)))
         vectors[0], vectors[1] = difference, sums.total / sums.weight_sum
         coefficients = np.array([coefficient, -sums.weight_sum])
-        changes.append(ScatterAddition(self.matrix, product, 1.0, vectors, coefficients))
-        if product is not None and product.dtype == np.float32:
-            changes.append(Assignment(self, {"unit_roundoff": EPS32}))
-        return changes
+        return [*changes, ScatterAddition(self.matrix, sums.product, 1.0, vectors, coefficients)]
 
-    def merged(
-        self, other: Scatter, sign: int, difference: Float, coefficient: float
-    ) -> list[Change]:
+    def merged(self, other: Any, sign: int, difference: Float, coefficient: float) -> list[Change]:
         """Return the changes that add sign (S + coefficient g g^T), with S the scatter `other`."""
         vectors = np.stack([difference, np.zeros(len(difference))])
         coefficients = np.array([sign * coefficient, 0.0])
@@ -126,36 +136,41 @@ class Scatter:
 
     def make_constant(self, features: NDArray[np.intp]) -> None:
         """Make features constant: set their rows and columns to exactly 0."""
-        self.matrix[features, :] = 0.0
-        self.matrix[:, features] = 0.0
+        self.matrix[features] = 0.0
+        self.matrix.T[features] = 0.0
 
     def reset(self) -> None:
         self.matrix[...] = 0.0
         self.unit_roundoff = EPS64
 
-    def full(self) -> Float:
-        """Return the matrix with both triangles valid, without a copy."""
-        import splince_fast._kernels.blas as blas_kernels
-
-        blas_kernels.mirror_lower(self.matrix)
-        return self.matrix
+    def factor_input(self, state: State, names: tuple[str, ...] | None) -> FactorInput:
+        """Return Cov(x), or an estimate of it; no rows may be buffered."""
+        return FactorInput(
+            self.matrix, state.weight, state.n_rows, state.weight, self.unit_roundoff
+        )
 
     def tensors(self, packed: bool) -> Tensors:
-        """Return the tensors of a file or, with `packed`, of a pickle."""
+        """Return the tensors of a file or, with `packed`, the lower triangle for a pickle."""
         if not packed:
-            return {"scatter": self.full().T}
+            import splince_fast._kernels.blas as blas_kernels
+
+            blas_kernels.mirror_lower(self.matrix)
+            return {"scatter": self.matrix.T}
         lower = np.empty(self.width * (self.width + 1) // 2)
         for part, column in _columns(lower, self.matrix):
             part[...] = column
         return {"scatter.lower": lower}
 
-    @classmethod
-    def unpacked(cls, packed: Float, width: int) -> Scatter:
-        """Return a scatter with the lower triangle `packed`, column by column."""
-        scatter = cls.empty(width)
-        for part, column in _columns(packed, scatter.matrix):
-            column[...] = part
-        return scatter
+    def read(self, tensors: Tensors, width: int) -> None:
+        if "scatter.lower" in tensors:
+            layout: Layout = {"scatter.lower": (np.float64, (width * (width + 1) // 2,))}
+            (lower,) = check_tensors(tensors, layout)
+            self.matrix = Scatter.empty(width).matrix
+            for part, column in _columns(lower, self.matrix):
+                column[...] = part
+        else:
+            (scatter,) = check_tensors(tensors, {"scatter": (np.float64, (width, width))})
+            self.matrix = np.asfortranarray(scatter.T)
 
 
 def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:
@@ -167,45 +182,12 @@ def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:
         start += len(column)
 
 
-class Diagonal(Scatter):
-    """The diagonal of a scatter only; `matrix` has shape (d,)."""
-
-    TENSORS: ClassVar[Layout] = {"variances": (np.float64, ("d",))}
-
-    @classmethod
-    def empty(cls, width: int) -> Diagonal:
-        return cls(np.zeros(width))
-
-    def copy(self) -> Diagonal:
-        return Diagonal(self.matrix.copy(), self.unit_roundoff)
-
-    def diagonal(self) -> Float:
-        return self.matrix
-
-    def tensors(self, packed: bool) -> Tensors:
-        return {"variances": self.matrix}
-
-    def added(
-        self, sums: BlockSums, difference: Float, coefficient: float, work: Any
-    ) -> list[Change]:
-        matrix = self.matrix + sums.squares + coefficient * difference * difference
-        return [Assignment(self, {"matrix": matrix})]
-
-    def merged(
-        self, other: Scatter, sign: int, difference: Float, coefficient: float
-    ) -> list[Change]:
-        matrix = self.matrix + sign * (other.diagonal() + coefficient * difference * difference)
-        return [Assignment(self, {"matrix": matrix})]
-
-    def make_constant(self, features: NDArray[np.intp]) -> None:
-        self.matrix[features] = 0.0
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class State:
     """Moments of x, as sums of the deviations x - reference from the reference point."""
 
-    # Tensors of a file; `Scatter.tensors` are those of the second moments.
+    # Only the scatter changes in place.
+
     TENSORS: ClassVar[Layout] = {
         "reference": (np.float64, ("d",)),
         "weight": (np.float64, (1,), 0),
@@ -217,14 +199,10 @@ class State:
     weight: float
     deviation: Float  # (d,): sum w (x - reference)
     second: Scatter  # sum w (x - mean)(x - mean)^T
-    # (d,): bound of the rounding error of each sum of squares; None unless a removal of rows lost
+    # (d,): bound of the rounding error of each sum of squares; 0.0 unless a removal of rows lost
     # precision, for example because their mean is far from the mean of the other rows.
-    rounding_bound: Float | None = None
+    rounding_bound: Float | float = 0.0
     row_eps: float = 0.0  # largest machine epsilon of the rows' dtypes; 0 for float64 and integers
-
-    @classmethod
-    def empty(cls, width: int, kind: type[Scatter] = Scatter) -> State:
-        return cls(np.zeros(width), 0, 0.0, np.zeros(width), kind.empty(width))
 
     @property
     def width(self) -> int:
@@ -240,13 +218,7 @@ class State:
         return np.asarray(self.deviation / self.weight if self.weight else self.deviation)
 
     @property
-    def scatter(self) -> Float:
-        """The scatter, (d, d) Fortran-ordered; only the lower triangle is valid."""
-        return self.second.matrix
-
-    @property
     def unit_roundoff(self) -> float:
-        """Unit roundoff of the least precise products in the scatter."""
         return self.second.unit_roundoff
 
     @property
@@ -254,31 +226,19 @@ class State:
         return self.second.nbytes + self.reference.nbytes + self.deviation.nbytes
 
     def copy(self) -> State:
-        return State(
-            self.reference.copy(),
-            self.n_rows,
-            self.weight,
-            self.deviation.copy(),
-            self.second.copy(),
-            None if self.rounding_bound is None else self.rounding_bound.copy(),
-            self.row_eps,
-        )
+        return replace(self, second=self.second.copy())
 
     def scale(self, factor: float) -> None:
         self.weight *= factor
-        self.deviation *= factor
+        self.deviation = factor * self.deviation
+        self.rounding_bound = factor * self.rounding_bound
         self.second.scale(factor)
-        if self.rounding_bound is not None:
-            self.rounding_bound *= factor
-
-    # -- adding and removing ---------------------------------------------------------------
 
     def reference_with(self, point: Float, mean: Float, squares: Float, weight: float) -> Float:
         """Return the reference point for the sum of the state and of rows summed about `point`."""
-        # It is that of the state, unless the mean of all rows is far from it: then that mean is the
-        # new reference point. Sums about a point at c standard deviations from the mean lose a
-        # factor c of precision. `squares` are the sums of squares about the mean of the rows; NaN
-        # keeps the reference point.
+        # It is that of the state, unless the mean of all rows is far from it: sums about a point at
+        # c standard deviations from the mean lose a factor c of precision. `squares` are the sums
+        # of squares about the mean of the rows; NaN keeps the reference point.
         if not weight:
             return self.reference
         if not self.weight:
@@ -291,98 +251,81 @@ class State:
         deviation = self.deviation + weight * (mean - self.reference)
         return np.asarray(self.reference + deviation / (self.weight + weight))
 
-    def _with_deviation(
-        self, n_rows: int, weight: float, deviation: Float, reference: Float
-    ) -> tuple[Float, float, Change]:
-        """Return the difference g of means, the factor of g g^T, and the change of the sums."""
+    def _joined(
+        self, n_rows: int, weight: float, point: Float, total: Float, reference: Float
+    ) -> tuple[Float, float, dict[str, Any]]:
+        """Return the difference g of means, the factor of g g^T, and the sums with added rows."""
+        # `total` is the sum of the added rows about `point`; `reference` becomes the reference.
         # For parts a and b with scatters S_a and S_b, weight sums w_a and w_b, and w = w_a + w_b,
         # the scatter is S = S_a + S_b + (w_a w_b / w) g g^T, g = mean_b - mean_a (Chan, Golub and
-        # LeVeque 1983). `deviation` is the sum of the added rows about `reference`.
-        ours, difference, coefficient = self.deviation, np.zeros(len(deviation)), 0.0
+        # LeVeque 1983).
+        deviation, ours = total + weight * (point - reference), self.deviation
+        difference, coefficient = np.zeros(len(total)), 0.0
         if reference is not self.reference:
             ours = self.deviation + self.weight * (self.reference - reference)
         if self.weight:
             difference = deviation / weight - ours / self.weight
             coefficient = self.weight * weight / (self.weight + weight)
-        change = Assignment(
-            self,
-            {
-                "reference": reference, "deviation": ours + deviation,
-                "n_rows": self.n_rows + n_rows, "weight": self.weight + weight,
-            },
-        )  # fmt: skip
-        return difference, coefficient, change
+        sums = {
+            "reference": reference, "deviation": ours + deviation, "n_rows": self.n_rows + n_rows,
+            "weight": self.weight + weight,
+        }  # fmt: skip
+        return difference, coefficient, sums
 
-    def added(self, sums: BlockSums, reference: Float, work: Any) -> list[Change]:
-        """Return the changes that add a block; `reference` becomes the reference point."""
-        deviation = sums.total + sums.weight_sum * (sums.shift - reference)
-        difference, coefficient, change = self._with_deviation(
-            sums.n_rows, sums.weight_sum, deviation, reference
+    def added(self, sums: BlockSums, reference: Float, block: Block) -> list[Change]:
+        difference, coefficient, new = self._joined(
+            sums.n_rows, sums.weight_sum, sums.shift, sums.total, reference
         )
-        return [*self.second.added(sums, difference, coefficient, work), change]
+        return [*self.second.added(sums, difference, coefficient, block), Assignment(self, new)]
 
     def merged(self, other: State, reference: Float) -> list[Change]:
-        """Return the changes that add other moments; `reference` becomes the reference point."""
         if not other.weight:
             return []
-        deviation = other.deviation + other.weight * (other.reference - reference)
-        difference, coefficient, change = self._with_deviation(
-            other.n_rows, other.weight, deviation, reference
+        difference, coefficient, new = self._joined(
+            other.n_rows, other.weight, other.reference, other.deviation, reference
         )
-        precision = {
-            "rounding_bound": _sum_of(self.rounding_bound, other.rounding_bound),
-            "row_eps": max(self.row_eps, other.row_eps),
-        }
+        new["rounding_bound"] = self.rounding_bound + other.rounding_bound
+        new["row_eps"] = max(self.row_eps, other.row_eps)
         changes = self.second.merged(other.second, 1, difference, coefficient)
-        return [*changes, change, Assignment(self, precision)]
+        return [*changes, Assignment(self, new)]
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
         """Subtract the moments of a part of the rows, in place: the inverse of a merge."""
-        # constant, (c,): features whose remaining variance does not exceed the rounding error of
-        # the variance before the removal. The caller makes them constant unless their mean differs
-        # between labels. rounding, (d,): rounding error of the mean of each feature. After an error
-        # the state is invalid.
+        # Return the features, (c,), whose remaining variance does not exceed the rounding error of
+        # that before the removal, which the caller makes constant unless their mean differs between
+        # labels, and the rounding error of the mean, (d,). After an error the state is invalid.
         none_constant = np.empty(0, np.intp), np.empty(0)
         if part.n_rows > self.n_rows:
-            raise IncompatibleMomentsError(
-                f"cannot remove {part.n_rows} rows from {self.n_rows} rows; subtract only moments "
-                "that were added"
-            )
+            raise not_added(f"cannot remove {part.n_rows} rows from {self.n_rows} rows")
         if part.n_rows == self.n_rows:
             self._check_same_rows(part)
-            self.n_rows, self.weight = 0, 0.0
-            self.deviation[...] = 0.0
+            self.n_rows, self.weight, self.rounding_bound = 0, 0.0, 0.0
+            self.deviation = np.zeros(self.width)
             self.second.reset()
-            self.rounding_bound = None
             return none_constant
         if part.weight >= self.weight:
-            raise IncompatibleMomentsError(
+            raise not_added(
                 f"cannot remove {part.n_rows} rows of weight {part.weight:g} from {self.n_rows} "
-                f"rows of weight {self.weight:g}; subtract only moments that were added"
+                f"rows of weight {self.weight:g}"
             )
         if not part.weight:
             return none_constant
         squares = self.second.diagonal().copy()
         squares_bound, constant_bound, mean_bound = self._rounding_of_removal(part)
-        had_bound = self.rounding_bound is not None or part.rounding_bound is not None
-        offset = part.reference - self.reference
-        deviation = part.deviation + part.weight * offset
+        had_bound = np.ndim(self.rounding_bound + part.rounding_bound) > 0
+        deviation = part.deviation + part.weight * (part.reference - self.reference)
         self.n_rows -= part.n_rows
         self.weight -= part.weight
-        self.deviation -= deviation
+        self.deviation = self.deviation - deviation
         difference = deviation / part.weight - self.deviation / self.weight
         coefficient = self.weight * part.weight / (self.weight + part.weight)
         row_kernels.add(self.second.merged(part.second, -1, difference, coefficient))
         diagonal = self.second.diagonal()
         if (diagonal < -squares_bound).any():
-            raise IncompatibleMomentsError(
-                "cannot remove these moments: a variance would become negative; subtract only "
-                "moments that were added"
-            )
+            raise not_added("cannot remove these moments: a variance would become negative")
         # If most of a sum cancels, its rounding error remains that of the sum before the removal.
-        # A bound computed from the remaining sum would be too small.
         cancelled = bool((diagonal < _CANCELLED * squares).any())
-        self.rounding_bound = squares_bound if had_bound or cancelled else None
+        self.rounding_bound = squares_bound if had_bound or cancelled else 0.0
         constant = np.flatnonzero(diagonal <= constant_bound)
         np.maximum(diagonal, 0.0, out=diagonal)
         return constant, mean_bound
@@ -390,6 +333,7 @@ class State:
     def _check_same_rows(self, part: State) -> None:
         """Raise IncompatibleMomentsError unless a part with all rows has the same moments."""
         # Weights, means and variances are compared within their rounding errors.
+        same = self.weight == part.weight
         if self.weight and part.weight:
             squares_bound, _, mean_bound = self._rounding_of_removal(part)
             means = part.reference - self.reference
@@ -401,42 +345,27 @@ class State:
                 and (np.abs(means) <= mean_bound).all()
                 and (np.abs(squares) <= squares_bound).all()
             )
-        else:
-            same = self.weight == part.weight
         if not same:
-            raise IncompatibleMomentsError(
+            raise not_added(
                 f"cannot remove {part.n_rows} rows, the number of all rows: their weight, means or "
-                "variances differ from those of the rows that were added; subtract only moments "
-                "that were added"
+                "variances differ from those of the rows that were added"
             )
 
     def _rounding_of_removal(self, part: State) -> tuple[Float, Float, Float]:
         """Return three bounds of rounding errors for `remove`, (d,) each."""
-        # They bound the errors of a sum of squares (at the larger unit roundoff of the two states),
-        # of the sum of squares of a constant feature, and of the mean. The weights of both states
-        # must be positive.
-        # A bound of the rounding error of a sum of squares has two terms: a fraction of the sum,
-        # and `mean_term`, which is large if the mean of the rows is far from 0.
+        # They bound the errors of a sum of squares, of that of a constant feature, and of the mean.
+        # The weights of both states must be positive.
+        # `mean_term` is large if the mean of the rows is far from 0.
         squares = self.second.diagonal()
         abs_mean = np.abs(self.reference) + np.abs(self.deviation / self.weight)
         mean_term = self.weight * (64 * EPS64 * abs_mean) ** 2
         roundoff = max(self.unit_roundoff, part.unit_roundoff)
         steps = 512 + 8 * self.n_rows**0.5
-        squares_bound = roundoff * steps * squares + mean_term
-        constant_bound = EPS64 * steps * squares + mean_term
+        # If the part was added, its errors are among those of the sum.
+        lost = np.maximum(self.rounding_bound, part.rounding_bound)
+        squares_bound = roundoff * steps * squares + mean_term + lost
+        constant_bound = EPS64 * steps * squares + mean_term + lost
         if roundoff > EPS64:
             constant_bound += 64 * EPS32 * squares
         mean_bound = EPS64 * steps * np.sqrt(squares / self.weight) + 64 * EPS64 * abs_mean
-        rounding_bound = _sum_of(self.rounding_bound, part.rounding_bound)
-        if rounding_bound is not None:
-            squares_bound += rounding_bound
-            constant_bound += rounding_bound
-            mean_bound += np.sqrt(rounding_bound / self.weight)
-        return squares_bound, constant_bound, mean_bound
-
-
-def _sum_of(a: Float | None, b: Float | None) -> Float | None:
-    """Return a + b, where None counts as 0; None if both are None."""
-    if a is None or b is None:
-        return b if a is None else a
-    return np.asarray(a + b)
+        return squares_bound, constant_bound, mean_bound + np.sqrt(lost / self.weight)

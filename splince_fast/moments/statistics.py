@@ -23,19 +23,14 @@ from splince_fast._solve.options import Options, check_moment_options
 from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.scatters import (
-    FactorInput,
-    SampledAccumulator,
-    SampleStatistics,
-)
-from splince_fast.moments.split import Total
+from splince_fast.moments.scatters import Sampled, SampleStatistics
+from splince_fast.moments.state import FactorInput
 from splince_fast.moments.variables import ClassSums, look_up
 
 Float = NDArray[np.float64]
 
-# Number m of random directions from which `Statistics.class_noise` estimates the traces of k d x d
-# matrices, for k classes, in O(k d^2) operations instead of O(k d^3). The relative standard error
-# of tr(A) is sqrt(2 / (m g)), with g = tr(A)^2 / |A|^2.
+# Number m of random directions from which `Statistics.class_noise` estimates traces of d x d
+# matrices. The relative standard error of tr(A) is sqrt(2 / (m g)), with g = tr(A)^2 / |A|^2.
 _PROBES = 128
 
 
@@ -50,36 +45,33 @@ class Statistics:
 
     def __init__(self, accumulator: Accumulator) -> None:
         state = accumulator.nonempty_state()
-        second = state.second
         self.accumulator: Accumulator | None = accumulator
         self.parameters = accumulator.parameters
         self.is_diagonal = self.parameters.covariance_type == "diag"
+        self.is_sampled = self.parameters.subsample < 1
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
-        self.variances = second.diagonal() / state.weight
+        self.variances = state.second.diagonal() / state.weight
         # machine epsilon of the rows' dtype; 0 for float64 and integers
         self.row_eps = state.row_eps
         self.feature_names = accumulator.feature_names
         self.variables, self.pairs = accumulator.variables, accumulator.label_products
         self.variable = partial(look_up, self.variables)
-        if not isinstance(accumulator, SampledAccumulator):
-            # Without sampling, nothing has to be estimated when it is first read.
+        if not self.is_sampled:
             self.sample = None
-            self.covariance = FactorInput(
-                second.matrix, state.weight, state.n_rows, state.weight, second.unit_roundoff
-            )
+            self.covariance = state.second.factor_input(state, self.feature_names)
 
     @cached_property
     def covariance(self) -> FactorInput:
-        return cast(SampledAccumulator, self.accumulator).factor_input()
+        """Cov(x); that of a sample is estimated when it is first read."""
+        state = cast(Accumulator, self.accumulator).nonempty_state()
+        return state.second.factor_input(state, self.feature_names)
 
     @cached_property
     def sample(self) -> SampleStatistics | None:
-        return self.covariance.sample
+        return cast("SampleStatistics | None", self.covariance.sample)
 
     def _statistics(self) -> AbstractContextManager[Statistics]:
         return nullcontext(self)
-
-    # -- factors of Cov(x) -----------------------------------------------------------------
 
     def intensity(self, options: Options) -> float:
         """Return the weight of the isotropic target in the factored matrix, in [0, 1]."""
@@ -108,8 +100,9 @@ class Statistics:
             variances = (1 - intensity) * self.variances + intensity * self.variances.mean()
             factor = kernels.diagonal(variances, floor)
         else:
-            if isinstance(self.accumulator, SampledAccumulator):
-                self.accumulator.check_rows(bool(options.shrinkage))
+            if self.is_sampled:
+                state = cast(Accumulator, self.accumulator).nonempty_state()
+                cast(Sampled, state.second).check_rows(state, bool(options.shrinkage))
             covariance = self.covariance
             factor = factors.dense(
                 covariance.scatter,
@@ -126,16 +119,15 @@ class Statistics:
 
     def _stored(self, factor: Factor, options: Options, floor: Float | None) -> Factor:
         """Return the factor of a copy; raise InputError if the arguments need another factor."""
-        if options.shrinkage is not None and options.shrinkage != self.requested:
-            raise InputError(
-                f"shrinkage is {options.shrinkage!r}, and these moments were factored with "
-                f"{self.requested!r}; pass shrinkage= to moments.factored(), or pass the moments"
-            )
-        if options.solver not in ("auto", factor.solver):
-            raise InputError(
-                f"solver is {options.solver!r}, and these moments were factored by "
-                f"{factor.solver!r}; pass solver= to moments.factored(), or pass the moments"
-            )
+        for name, value, own in (
+            ("shrinkage", options.shrinkage, self.requested),
+            ("solver", options.solver, factor.solver),
+        ):
+            if value not in (None, "auto", own):
+                raise InputError(
+                    f"{name} is {value!r}, and these moments were factored with {own!r}; pass "
+                    f"{name}= to moments.factored(), or pass the moments"
+                )
         if floor is not None:
             uses = factor.inverse_scale > 0.0
             wrong = np.flatnonzero(uses != (np.sqrt(self.variances) > floor))
@@ -148,7 +140,6 @@ class Statistics:
         return factor
 
     def identity(self) -> Factor:
-        """Return the factor of the identity matrix, for methods that do not whiten."""
         factor = kernels.identity(self.variances, 1.0)
         if self.row_eps:
             self._set_rounding(factor)
@@ -156,8 +147,8 @@ class Statistics:
 
     def factored_after_erasure(self, deviations: Float) -> Factor:
         """Return the factor of Cov(x), with x the rows after erasure."""
-        # Features that hold rounding errors only count as constant. Their level is computed from
-        # `deviations`, (d,), the standard deviations of the features before erasure.
+        # Features of rounding errors count as constant. Their level follows from `deviations`, the
+        # standard deviations before erasure, (d,).
         floor = tolerances.floor(self.variances, self.mean, self.row_eps)
         rounding = tolerances.erased_rounding(deviations, self.covariance.unit_roundoff)
         return self.factored(Options(), 0.0, np.maximum(floor, rounding))
@@ -175,8 +166,6 @@ class Statistics:
             self.row_eps * second_moment**0.5, variance**0.5, factor.smallest, self.n_rows
         )
 
-    # -- other readers ---------------------------------------------------------------------
-
     def gram(self, rows: Float) -> Float:
         """Return b Cov(x) b^T, (r, r), for b = `rows`, (r, d), without shrinkage."""
         if self.is_diagonal:
@@ -189,11 +178,10 @@ class Statistics:
         self, names: Sequence[VariableName], factor: Factor | None
     ) -> Mapping[VariableName, Noise]:
         """Return the noise of Cov(x, z), with z the variable `by` of the moments."""
-        # The result is empty for moments without `by`, if z is not in `names`, has one class, or
-        # has too few rows for the rank of Cov(x). `factor` is of Cov(x) without shrinkage; it is
-        # computed if it is None.
+        # Empty without `by`, if z is not in `names`, has one class, or too few rows for the rank of
+        # Cov(x). `factor` is of Cov(x) without shrinkage; it is computed if it is None.
         accumulator, by = self.accumulator, self.parameters.by
-        if not isinstance(accumulator, Total):
+        if accumulator is None or not accumulator.parts:
             return self.noise
         if by is None or by not in names:
             return {}
@@ -212,9 +200,8 @@ class Statistics:
         def remove_directions(whitened: Float) -> Float:
             return np.ascontiguousarray(whitened - (whitened @ directions.T) @ directions)
 
-        # For a class covariance A of whitened x, tr(A) is the sum of u^T A u over an orthonormal
-        # basis. In a high dimension, tr(A) is estimated by the sum over m random orthonormal
-        # vectors u, divided by m / dimension.
+        # tr(A), for a class covariance A of whitened x, is the sum of u^T A u over an orthonormal
+        # basis, or is estimated by that over m random orthonormal vectors, times dimension / m.
         m = min(_PROBES, dimension)
         random_vectors = np.random.default_rng(0).standard_normal((m, d))
         on_support = remove_directions(factor.whiten(factor.unwhiten(random_vectors)))
@@ -242,7 +229,7 @@ class Statistics:
         result.variables = {name: variable.copy() for name, variable in self.variables.items()}
         result.variable = partial(look_up, result.variables)
         result.noise = self.class_noise(list(self.variables), None if result.shrinkage else factor)
-        result.pairs, result.factor = self.pairs.copy(), factor
+        result.factor = factor
         # The copy neither reads the moments nor keeps their memory.
         result.covariance = covariance._replace(scatter=np.empty((0, 0)))
         result.accumulator = None
@@ -264,14 +251,10 @@ class Factored:
 
     Attributes
     ----------
-    n_rows, weight, n_features : int, float, int
-        Number of rows, weight sum, and number of features.
+    n_rows, weight, n_features, feature_names, variables
+        As those of the moments.
     mean, variances : (d,) float64
         Means and variances of the features, ddof = 0.
-    feature_names : tuple of str or None
-        Names of the features, if rows came as a data frame.
-    variables : mapping of str to str
-        Kind of each variable: "classes" or "continuous".
     shrinkage : float
         Weight of the isotropic target in the factored covariance.
     factor : Factor

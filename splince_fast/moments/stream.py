@@ -84,13 +84,11 @@ class Run:
             raise _mismatch(path, "it has no valid position in a source")
         if stream.get("source") != self._origin["source"]:
             raise _mismatch(path, f"it was written for {stream.get('source')}")
-        if stored != (stamps := self._origin["files"]):
-            pairs = [pair for pair in zip(stored, stamps, strict=False) if pair[0] != pair[1]]
-            changed = [
-                now[0] for then, now in pairs if isinstance(then, list) and then[:1] == now[:1]
-            ]
-            other = "it was written for other files, or for another order of files"
-            raise _mismatch(path, f"the file {changed[0]} has changed since" if changed else other)
+        for then, now in zip(stored, self._origin["files"], strict=False):
+            if then != now and isinstance(then, list) and then[:1] == now[:1]:
+                raise _mismatch(path, f"the file {now[0]} has changed since")
+        if stored != self._origin["files"]:
+            raise _mismatch(path, "it was written for other files, or for another order of files")
         self.target, self.position, self._written = target, position, position
         self._expected = set(target.variables)
 
@@ -98,18 +96,16 @@ class Run:
         """Add a block to the target and advance the position; Ctrl-C is deferred to the end."""
         with Deferred():
             self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
-            variables = self.target.variables if self._expected else {}
-            if added := [name for name in variables if name not in self._expected]:
+            if self._expected and (added := self.target.variables.keys() - self._expected):
                 raise FileFormatError(
                     f"the checkpoint {self._path} has the variables {list(self._expected)}, and "
-                    f"the data also have {added}; pass the same labels, delete the checkpoint, or "
-                    "pass another path"
+                    f"the data also have {list(added)}; pass the same labels, delete the "
+                    "checkpoint, or pass another path"
                 )
             self._expected = set()
             self.position += 1
 
     def write(self) -> None:
-        """Write the target and the position to the checkpoint, unless they are written."""
         if self._path is None or self.position == self._written:
             return
         self._written = self.position  # a write that fails is not repeated after the error

@@ -8,26 +8,22 @@ addition. Every kind has these methods:
 encode          encoded labels of a column (None if all are missing), and the variable with the new
                 names of the column, which shares the sums; changes nothing
 label_sums      sums of the labels of a block, and the sums of x that they need
-add             changes that add the sums of a block, with sums of x - r; changes nothing
+add             changes that add the sums of a block, with sums of x - r
 merged          self + sign other, for a reference point of `other` that exceeds ours by `offset`
 make_constant   set the sums as if features were constant: the reference point + `mean_deviation`
 span            vectors that span the columns of Cov(x, z), ddof = 0, with z in standard units
-tensors, read   named arrays of a file; `read` and `read_labels` raise FileFormatError
 ==============  ====================================================================================
-
-The sums of class c are the number of rows n_c, the weight sum w_c = sum w_i and
-s_c = sum w_i (x_i - r). Those of a continuous variable are the number of labelled rows, the weight
-sum, sum w (x - r), sum w (z - t), sum w (z - t)(x - r)^T and sum w (z - t)(z - t)^T, with the
-reference point t of z.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import repeat
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, repeat
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,175 +49,157 @@ from splince_fast.labels import (
     names_from_json,
     names_to_json,
 )
-from splince_fast.labels.containers import read_declared
-from splince_fast.moments.block import Codes, LabelSums
-from splince_fast.moments.state import EPS64
+from splince_fast.moments.block import Codes, Labels, LabelSums
+from splince_fast.moments.state import EPS64, not_added
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
+# A variable with more classes or columns is left out of a `LabelTable`, whose size is quadratic in
+# their number. The sums of its earlier rows may remain in the table, but are not read.
+_MAX_COLUMNS = 256
+# Largest absolute value of a label: sums of squares of larger labels may overflow float64.
+_LARGEST_VALUE = 1e140
 
-class ClassSums:
-    """Sums per class of a class-coded variable."""
 
+@dataclass(eq=False)
+class _Sums:
+    """The sums of one variable. Attributes of the names in `TENSORS` are the tensors of a file."""
+
+    kind: ClassVar[str]
+    TENSORS: ClassVar[Layout]
+    LINEAR: ClassVar[tuple[str, ...]]  # attributes that are proportional to the weights
+
+    width: int
+    names: tuple[Any, ...]  # of the classes or columns
+
+    def __post_init__(self) -> None:
+        self.n_columns = len(self.names)
+
+    def empty_like(self) -> Self:
+        return type(self).empty(self.width, self.names)  # type: ignore[attr-defined, no-any-return]
+
+    def copy(self) -> Self:
+        return replace(self, **{name: copy(getattr(self, name)) for name in self.TENSORS})
+
+    def scaled(self, factor: float) -> Self:
+        return replace(self, **{name: factor * getattr(self, name) for name in self.LINEAR})
+
+    def tensors(self) -> Tensors:
+        return {name: np.atleast_1d(getattr(self, name)) for name in self.TENSORS}
+
+
+@dataclass(eq=False)
+class ClassSums(_Sums):
     # Each array has one row per class. The arrays are shorter than `names` if the last classes
     # occur only in buffered rows.
 
-    __slots__ = (
-        "_last_lookup", "_names", "_positions", "n_columns", "rows", "sums", "weights", "width",
-    )  # fmt: skip
-
-    kind: ClassVar[str] = "classes"
+    kind = "classes"
     TENSORS: ClassVar[Layout] = {
         "rows": (np.int64, ("k",), 0),
         "weights": (np.float64, ("k",), 0),
         "sums": (np.float64, ("k", "d")),
     }
+    LINEAR = ("weights", "sums")
 
-    def __init__(
-        self,
-        width: int,
-        names: Sequence[ClassName] = (),
-        rows: Int | None = None,
-        weights: Float | None = None,
-        sums: Float | None = None,
-    ) -> None:
-        k = self.n_columns = len(names)
-        self.width = width
-        self._names = list(names)
-        self._positions: dict[Hashable, int] = {}
-        self.rows = np.zeros(k, np.int64) if rows is None else rows
-        self.weights = np.zeros(k) if weights is None else weights  # (k,): weight sum of each class
-        # (k, d): sum w (x - r) of each class
-        self.sums = np.zeros((k, width)) if sums is None else sums
+    rows: Int  # (k,): number of rows of each class
+    weights: Float  # (k,): weight sum of each class
+    sums: Float  # (k, d): sum w (x - r) of each class
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # Cache for columns with the same classes: the classes of the last column, and the position
         # of each class in the sums, followed by -1 for a missing label.
         self._last_lookup: tuple[tuple[ClassName, ...], Codes] | None = None
 
-    @property
-    def names(self) -> list[ClassName]:
-        return self._names.copy()
+    @classmethod
+    def empty(cls, width: int, names: Iterable[ClassName] = ()) -> ClassSums:
+        return cls(width, tuple(names), np.zeros(0, np.int64), np.zeros(0), np.zeros((0, width)))
 
-    @property
+    @cached_property
     def position_by_key(self) -> dict[Hashable, int]:
-        """Position of each class in the sums, by class key."""
         # The dict is built on first use, since a column may declare many classes that never occur.
-        positions, names = self._positions, self._names
-        if len(positions) < len(names):
-            # Assign only the complete dict, since other threads may read the attribute.
-            positions = dict(zip(_keys(names), range(len(names)), strict=True))
-            self._positions = positions
-        return positions
-
-    # -- filling ---------------------------------------------------------------------------
+        return dict(zip(_keys(self.names), range(len(self.names)), strict=True))
 
     @classmethod
     def new(cls, width: int, column: ClassCodes) -> ClassSums:
-        return cls(width)
+        return cls.empty(width)
 
     def encode(self, column: ClassCodes, name: object) -> tuple[Codes | None, ClassSums]:
-        classes, n_registered = column.classes, len(self._names)
+        classes, names = column.classes, self.names
         if not classes:
             return None, self
-        if n_registered and type(self._names[0]) is not type(classes[0]):
-            first = self._names[0]
+        if names and type(names[0]) is not type(classes[0]):
             raise LabelError(
-                f"the classes of {name!r} were of type {type(first).__name__} in earlier "
-                f"blocks (such as {first!r}) and are of type {type(classes[0]).__name__} in "
+                f"the classes of {name!r} were of type {type(names[0]).__name__} in earlier "
+                f"blocks (such as {names[0]!r}) and are of type {type(classes[0]).__name__} in "
                 f"this one (such as {classes[0]!r}); use one type throughout"
             )
         if self._last_lookup is not None:
             before, lookup = self._last_lookup
-            # Equality does not suffice for joint classes, which are tuples: (True,) == (1,), but
-            # they are different classes.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), self
         # A missing label has code -1, which indexes the last entry of `lookup`, -1.
         lookup = np.full(len(classes) + 1, -1, np.intp)
-        if n_registered:
+        if names:
             positions = map(self.position_by_key.get, _keys(classes), repeat(-1))
             lookup[:-1] = np.fromiter(positions, np.intp, len(classes))
         new = np.flatnonzero(lookup[:-1] < 0)
         variable = self
         if len(new):
-            lookup[new] = np.arange(n_registered, n_registered + len(new))
-            names = [*self._names, *(classes[i] for i in new.tolist())]
-            variable = ClassSums(self.width, names, self.rows, self.weights, self.sums)
-            if len(self._positions) == n_registered > 0:
-                added = zip(
-                    _keys(names[n_registered:]), range(n_registered, len(names)), strict=True
-                )
-                variable._positions = self._positions | dict(added)
+            lookup[new] = np.arange(len(names), len(names) + len(new))
+            variable = replace(self, names=(*names, *(classes[i] for i in new.tolist())))
         variable._last_lookup = classes, lookup
         return lookup.take(column.codes, mode="wrap"), variable
 
     def code_of(self, column: object, name: str) -> int:
-        """Return the code of the label in a column of one row."""
+        """Return the code of the label in an array of one row."""
         # -1: the label is missing, its class is not registered, the column has another number of
-        # rows, or the fast path does not support the column.
-        if type(column) is np.ndarray:
-            if column.shape != (1,) or column.dtype.kind not in "biuU":
-                return -1
-            return self.position_by_key.get(class_key(column.item()), -1)
-        declared = read_declared(column, name)
-        if declared is None or self._last_lookup is None or len(declared) != 1:
+        # rows, or it is no array of numbers or strings.
+        if (
+            type(column) is not np.ndarray
+            or column.shape != (1,)
+            or column.dtype.kind not in "biuU"
+        ):
             return -1
-        classes, lookup = self._last_lookup
-        return int(lookup[declared.codes[0]]) if declared.classes is classes else -1
+        return self.position_by_key.get(class_key(column.item()), -1)
 
     def label_sums(self, labels: Codes, weight: Float | None) -> LabelSums:
         # Class sums only for classes that occur in `labels`; missing labels, -1, have none.
         codes, present, rows, weights, size = row_kernels.count_classes(
-            labels, weight, len(self._names)
+            labels, weight, len(self.names)
         )
         return LabelSums(codes, weights, np.empty((0, len(labels))), (present, rows, size))
 
     def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
         present, rows, size = sums.data
-        new = self._padded_to(size) if size > len(self.rows) else (
+        new = self._padded(size) if size > len(self.rows) else (
             self.rows.copy(), self.weights.copy(), self.sums
         )  # fmt: skip
         new[0][present] += rows
         new[1][present] += sums.weights
-        attributes = dict(zip(("rows", "weights", "sums"), new, strict=True))
+        attributes = dict(zip(self.TENSORS, new, strict=True))
         return [Addition(new[2], class_sums, present), Assignment(self, attributes)]
-
-    # -- algebra ---------------------------------------------------------------------------
-
-    def empty_like(self) -> ClassSums:
-        return ClassSums(self.width)
-
-    def copy(self) -> ClassSums:
-        return ClassSums(
-            self.width, self._names, self.rows.copy(), self.weights.copy(), self.sums.copy()
-        )
-
-    def scale(self, factor: float) -> None:
-        self.weights *= factor
-        self.sums *= factor
 
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ClassSums:
         refuse_other_kind(name, self, other)
-        ours, theirs = self._names, other._names
+        ours, theirs = self.names, other.names
         if ours and theirs and type(ours[0]) is not type(theirs[0]):
             raise IncompatibleMomentsError(
                 f"the classes of {name!r} are of type {type(ours[0]).__name__} on one side and "
                 f"{type(theirs[0]).__name__} on the other; use one type throughout"
             )
-        names = ours
-        same = self._has_names_of(other)
-        if not same:
-            our_keys = self.position_by_key
-            others = zip(theirs, _keys(theirs), strict=True)
-            names = [*ours, *(name for name, key in others if key not in our_keys)]
-        if sign < 0 and len(names) > len(ours):
-            raise IncompatibleMomentsError(
-                f"cannot remove rows of {name!r} = {names[len(ours)]!r}: no rows of this class "
-                "were added; subtract only moments that were added"
+        new: list[ClassName] = []
+        if not _same_names(ours, theirs):
+            keys = zip(theirs, _keys(theirs), strict=True)
+            new = [class_name for class_name, key in keys if key not in self.position_by_key]
+        if sign < 0 and new:
+            raise not_added(
+                f"cannot remove rows of {name!r} = {new[0]!r}: no rows of this class were added"
             )
-        result = ClassSums(self.width, names, *self._padded_to(len(names)))
-        positions = slice(None) if same else result.positions(theirs)
-        rows, weights, sums = other._padded()
+        result = ClassSums(self.width, (*ours, *new), *self._padded(len(ours) + len(new)))
+        positions = result.positions_of(other)
+        rows, weights, sums = other._padded(len(theirs))
         result.rows[positions] += sign * rows
         result.weights[positions] += sign * weights
         result.sums[positions] += sign * (sums + weights[:, None] * offset)
@@ -233,15 +211,12 @@ class ClassSums:
         """Check the sums after a removal; set those of classes without rows to exactly 0."""
         if (self.rows < 0).any():
             worst = self.names[int(np.argmin(self.rows))]
-            raise IncompatibleMomentsError(
-                f"cannot remove more rows of {name!r} = {worst!r} than were added; subtract only "
-                "moments that were added"
-            )
+            raise not_added(f"cannot remove more rows of {name!r} = {worst!r} than were added")
         empty = self.rows == 0
         if (self.weights[~empty] <= 0).any():
-            raise IncompatibleMomentsError(
+            raise not_added(
                 f"cannot remove these moments: rows of a class of {name!r} would remain without "
-                "weight; subtract only moments that were added"
+                "weight"
             )
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
@@ -249,29 +224,16 @@ class ClassSums:
     def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
         self.sums[:, features] = np.outer(self.weights, mean_deviation[features])
 
-    def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
-        """Return the position in the sums of each class in `names`; all classes must exist."""
-        positions = self.position_by_key
-        return np.array([positions[key] for key in _keys(names)], np.intp)
-
     def positions_of(self, other: ClassSums) -> NDArray[np.intp] | slice:
         """Return the position in the sums of each class of `other`; all classes must exist."""
-        return slice(None) if self._has_names_of(other) else self.positions(other._names)
+        if _same_names(self.names, other.names):
+            return slice(None)
+        return np.array([self.position_by_key[key] for key in _keys(other.names)], np.intp)
 
-    def _has_names_of(self, other: ClassSums) -> bool:
-        """Return whether `other` has the same classes in order; always False for joint classes."""
-        names = self._names
-        tuples = bool(names) and type(names[0]) is tuple  # joint classes: (True,) == (1,)
-        return names == other._names and not tuples
-
-    def in_order(self, names: list[ClassName]) -> ClassSums:
+    def in_order(self, names: Iterable[ClassName]) -> ClassSums:
         """Return a copy with the classes `names`, in this order; they may include new classes."""
-        result = ClassSums(self.width, names)
-        index = result.positions(self._names)
-        result.rows[index], result.weights[index], result.sums[index] = self._padded()
-        return result
-
-    # -- reading ---------------------------------------------------------------------------
+        empty = self.empty(self.width, names)
+        return empty.merged(self, np.zeros(self.width), 1, "")
 
     @property
     def n_rows(self) -> int:
@@ -285,35 +247,24 @@ class ClassSums:
     def description(self) -> str:
         return f"{self.n_columns} classes"
 
-    def class_names(self, name: object) -> list[ClassName]:
+    def class_names(self, name: object) -> tuple[ClassName, ...]:
         return self.names
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """Return the covariance of x with the indicator of each class c, (d, k)."""
-        # It is Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), with w = sum_c w_c and s =
-        # sum_c s_c.
+        # (s_c - (w_c / w) s) / (w - ddof), with w = sum_c w_c and s = sum_c s_c
         weight = self.weight
-        divisor = denominator(weight, ddof, name)
+        divisor = denominator(weight, ddof, f"covariance with {name!r}")
         total = self.sums.sum(axis=0)
         fractions = self.weights / weight
         return np.asarray((self.sums - fractions[:, None] * total).T / divisor)
 
     def span(self) -> Float:
         """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0."""
-        # Each row is the covariance of x with the indicator of a class, divided by the standard
-        # deviation of the indicator. The most frequent class and classes without weight have no
-        # row.
+        # Each row is the covariance of x with the indicator of a class, in its standard deviations.
+        # The most frequent class and classes without weight have no row.
         return spans.class_span(self.sums, self.weights)
 
-    # -- storing ---------------------------------------------------------------------------
-
-    def _padded(self) -> tuple[Int, Float, Float]:
-        """Return `rows`, `weights` and `sums`, with zeros for classes that have no sums yet."""
-        if len(self._names) == len(self.rows):
-            return self.rows, self.weights, self.sums
-        return self._padded_to(len(self._names))
-
-    def _padded_to(self, size: int) -> tuple[Int, Float, Float]:
+    def _padded(self, size: int) -> tuple[Int, Float, Float]:
         """Return copies of `rows`, `weights` and `sums`, padded with zeros to `size` classes."""
         # `numpy.zeros` takes physical memory only for zeros that are written, which matters if most
         # declared classes never occur.
@@ -323,14 +274,16 @@ class ClassSums:
         return padded
 
     def tensors(self) -> Tensors:
-        return dict(zip(self.TENSORS, self._padded(), strict=True))
+        if len(self.rows) == len(self.names):
+            return super().tensors()
+        return dict(zip(self.TENSORS, self._padded(len(self.names)), strict=True))
 
     def metadata(self) -> dict[str, Any]:
-        return {"kind": self.kind, "names": names_to_json(tuple(self.names))}
+        return {"kind": self.kind, "names": names_to_json(self.names)}
 
     @classmethod
     def read(cls, width: int, meta: Mapping[str, Any], tensors: Tensors) -> ClassSums:
-        names = list(names_from_json(meta["names"]))
+        names = tuple(names_from_json(meta["names"]))
         sums = check_tensors(tensors, cls.TENSORS, {"d": width, "k": len(names)})
         return cls(width, names, *sums)
 
@@ -339,6 +292,12 @@ class ClassSums:
         if n_rows and (labels.min() < -1 or labels.max() >= self.n_columns):
             raise FileFormatError(f"the tensor {key!r} names a class that does not exist")
         return labels.astype(np.intp)
+
+
+def _same_names(names: tuple[ClassName, ...], others: tuple[ClassName, ...]) -> bool:
+    """Return whether classes are the same in the same order; always False for joint classes."""
+    # Joint classes are tuples: (True,) == (1,), but they are different classes.
+    return names is others or (names == others and not (names and type(names[0]) is tuple))
 
 
 def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
@@ -353,13 +312,13 @@ def check_ddof(ddof: object) -> None:
         raise InputError(f"ddof is {ddof!r}; it must be a finite number, such as 0 or 1")
 
 
-def denominator(weight: float, ddof: float, name: object) -> float:
+def denominator(weight: float, ddof: float, covariance: str) -> float:
     """Return weight - ddof; raise NotEnoughDataError unless it is positive."""
     check_ddof(ddof)
     if weight - ddof <= 0:
         raise NotEnoughDataError(
-            f"the covariance with {name!r} needs a total weight above ddof = {ddof:g}, and its "
-            f"labelled rows have {weight:g}; add rows or pass ddof=0"
+            f"the {covariance} needs a total weight above ddof = {ddof:g}, and its rows have "
+            f"{weight:g}; add rows or pass ddof=0"
         )
     return weight - ddof
 
@@ -373,15 +332,11 @@ def refuse_other_kind(name: object, ours: Any, theirs: Any) -> None:
         )
 
 
-# Largest absolute value of a label: sums of squares of larger labels may overflow float64.
-_LARGEST_VALUE = 1e140
-
-
-@dataclass(slots=True)
-class ColumnSums:
+@dataclass(eq=False)
+class ColumnSums(_Sums):
     """Sums of the columns of a continuous variable z."""
 
-    kind: ClassVar[str] = "continuous"
+    kind = "continuous"
     TENSORS: ClassVar[Layout] = {
         "counts": (np.int64, (1,), 0),
         "weight": (np.float64, (1,), 0),
@@ -391,10 +346,9 @@ class ColumnSums:
         "products": (np.float64, ("k", "d")),
         "squares": (np.float64, ("k", "k")),
     }
+    LINEAR = ("weight", "x_sum", "z_sum", "products", "squares")
 
-    width: int
-    names: list[str]
-    n_rows: int  # number of labelled rows
+    counts: int  # number of labelled rows
     weight: float  # weight sum of the labelled rows
     reference: Float  # (k,): reference point t of z; arbitrary before the first rows
     x_sum: Float  # (d,): sum w (x - r)
@@ -403,26 +357,25 @@ class ColumnSums:
     squares: Float  # (k, k): sum w (z - t)(z - t)^T
 
     @classmethod
-    def _empty(cls, width: int, names: list[str]) -> ColumnSums:
+    def empty(cls, width: int, names: Iterable[str]) -> ColumnSums:
+        names = tuple(names)
         k = len(names)
         return cls(width, names, 0, 0.0, np.zeros(k), np.zeros(width), np.zeros(k),
                    np.zeros((k, width)), np.zeros((k, k)))  # fmt: skip
 
-    # -- filling ---------------------------------------------------------------------------
-
     @classmethod
     def new(cls, width: int, column: Columns) -> ColumnSums:
-        return cls._empty(width, list(column.columns))
+        return cls.empty(width, column.columns)
 
     def encode(self, column: Columns, name: object) -> tuple[Float | None, ColumnSums]:
         if column.present is not None and not column.present.any():
             return None, self
-        names, values = list(column.columns), column.values
+        names, values = tuple(column.columns), column.values
         unnamed = self.unnamed
         if len(names) != self.n_columns or not (names == self.names or unnamed or _unnamed(names)):
             raise LabelError(
-                f"the variable {name!r} had the columns {self.names} in earlier blocks and "
-                f"has {names} in this one; pass the same columns in the same order"
+                f"the variable {name!r} had the columns {list(self.names)} in earlier blocks and "
+                f"has {list(names)} in this one; pass the same columns in the same order"
             )
         largest = max(float(values.max()), -float(values.min())) if values.size else 0.0
         if largest > _LARGEST_VALUE:
@@ -471,85 +424,59 @@ class ColumnSums:
     def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
         n_rows, weight, reference, z_sum, squares = sums.data
         attributes = {
-            "n_rows": self.n_rows + n_rows, "weight": self.weight + weight,
+            "counts": self.counts + n_rows, "weight": self.weight + weight,
             "reference": reference, "x_sum": self.x_sum + products[-1],
             "z_sum": self.z_sum + z_sum, "squares": self.squares + squares,
         }  # fmt: skip
         return [Addition(self.products, products[:-1]), Assignment(self, attributes)]
 
-    # -- algebra ---------------------------------------------------------------------------
-
-    def empty_like(self) -> ColumnSums:
-        return self._empty(self.width, list(self.names))
-
-    def copy(self) -> ColumnSums:
-        return replace(self, names=list(self.names), reference=self.reference.copy(),
-                       x_sum=self.x_sum.copy(), z_sum=self.z_sum.copy(),
-                       products=self.products.copy(), squares=self.squares.copy())  # fmt: skip
-
-    def scale(self, factor: float) -> None:
-        self.weight *= factor
-        for sums in (self.x_sum, self.z_sum, self.products, self.squares):
-            sums *= factor
-
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
         self._refuse_other_columns(other, sign, name)
-        names = list(other.names) if self.unnamed else list(self.names)
+        names = other.names if self.unnamed else self.names
         if self.n_rows == other.n_rows and sign < 0:
-            return self._empty(self.width, names)
-        result = self.copy()
-        result.names = names
-        if not other.n_rows:
-            return result
-        if not self.n_rows:
-            result.reference = other.reference.copy()
-        z_offset = other.reference - result.reference
-        z_sum = other.z_sum + other.weight * z_offset
-        x_sum = other.x_sum + other.weight * offset
+            return self.empty(self.width, names)
+        reference = self.reference if self.n_rows or not other.n_rows else other.reference
+        t = other.reference - reference if other.n_rows else np.zeros(len(names))
+        weight = self.weight + sign * other.weight
+        if weight <= 0 and sign < 0:
+            raise not_added(
+                f"cannot remove these moments: rows labelled with {name!r} would remain without "
+                "weight"
+            )
         products = (
             other.products
-            + np.outer(z_offset, other.x_sum)
-            + np.outer(other.z_sum, offset)
-            + other.weight * np.outer(z_offset, offset)
+            + np.outer(t, other.x_sum)
+            + np.outer(other.z_sum + other.weight * t, offset)
         )
         squares = (
-            other.squares
-            + np.outer(z_offset, other.z_sum)
-            + np.outer(other.z_sum, z_offset)
-            + other.weight * np.outer(z_offset, z_offset)
+            other.squares + np.outer(t, other.z_sum) + np.outer(other.z_sum + other.weight * t, t)
         )
-        result.n_rows += sign * other.n_rows
-        result.weight += sign * other.weight
-        result.x_sum += sign * x_sum
-        result.z_sum += sign * z_sum
-        result.products += sign * products
-        result.squares += sign * squares
-        if result.weight <= 0:
-            raise IncompatibleMomentsError(
-                f"cannot remove these moments: rows labelled with {name!r} would remain without "
-                "weight; subtract only moments that were added"
-            )
-        if sign < 0:
+        result = ColumnSums(
+            self.width, names, self.counts + sign * other.counts, weight, reference.copy(),
+            self.x_sum + sign * (other.x_sum + other.weight * offset),
+            self.z_sum + sign * (other.z_sum + other.weight * t),
+            self.products + sign * products, self.squares + sign * squares,
+        )  # fmt: skip
+        if sign < 0 and other.n_rows:
             result._clear_rounding(self)
         return result
 
     def _refuse_other_columns(self, other: ColumnSums, sign: int, name: object) -> None:
         """Raise IncompatibleMomentsError if columns differ, or a removed part has too many rows."""
+        difference = ""
         if self.n_columns != other.n_columns:
+            difference = f"{self.n_columns} columns on one side and {other.n_columns}"
+        elif self.names != other.names and not (self.unnamed or other.unnamed):
+            difference = f"the columns {list(self.names)} on one side and {list(other.names)}"
+        if difference:
             raise IncompatibleMomentsError(
-                f"the variable {name!r} has {self.n_columns} columns on one side and "
-                f"{other.n_columns} on the other; accumulate both from the same columns"
-            )
-        if self.names != other.names and not (self.unnamed or other.unnamed):
-            raise IncompatibleMomentsError(
-                f"the variable {name!r} has the columns {self.names} on one side and "
-                f"{other.names} on the other; accumulate both from the same columns"
+                f"the variable {name!r} has {difference} on the other; accumulate both from the "
+                "same columns"
             )
         if sign < 0 and other.n_rows > self.n_rows:
-            raise IncompatibleMomentsError(
-                f"cannot remove {other.n_rows} rows labelled with {name!r} from {self.n_rows}; "
-                "subtract only moments that were added"
+            raise not_added(
+                f"cannot remove {other.n_rows} rows labelled with {name!r} from {self.n_rows}"
             )
 
     def _clear_rounding(self, before: ColumnSums) -> None:
@@ -571,11 +498,9 @@ class ColumnSums:
         self.x_sum[features] = self.weight * mean_deviation[features]
         self.products[:, features] = np.outer(self.z_sum, mean_deviation[features])
 
-    # -- reading ---------------------------------------------------------------------------
-
     @property
-    def n_columns(self) -> int:
-        return len(self.names)
+    def n_rows(self) -> int:
+        return self.counts
 
     @property
     def unnamed(self) -> bool:
@@ -590,18 +515,15 @@ class ColumnSums:
         raise LabelError(f"the variable {name!r} is continuous; it has no classes")
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
-        """Return Cov(x, z) over the labelled rows, (d, k)."""
-        # It is (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w.
-        divisor = denominator(self.weight, ddof, name)
+        # (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / W) / (W - ddof), with W = sum w
+        divisor = denominator(self.weight, ddof, f"covariance with {name!r}")
         columns = self.products - np.outer(self.z_sum / self.weight, self.x_sum)
         return np.asarray(columns.T / divisor)
 
     def mean(self) -> Float:
-        """Return the mean of z over the labelled rows, (k,)."""
         return np.asarray(self.reference + self.z_sum / self.weight)
 
     def variance(self) -> Float:
-        """Return Cov(z, z), (k, k), with ddof = 0."""
         mean = self.z_sum / self.weight
         return np.asarray(self.squares / self.weight - np.outer(mean, mean))
 
@@ -619,13 +541,6 @@ class ColumnSums:
         """Return the standard deviations of z, (k,), ddof = 0; exactly 0 for constant columns."""
         return spans.column_deviations(self.z_sum, self.squares, self.reference, self.weight)
 
-    # -- storing ---------------------------------------------------------------------------
-
-    def tensors(self) -> Tensors:
-        counts, weight = np.array([self.n_rows], np.int64), np.array([self.weight])
-        sums = (self.reference, self.x_sum, self.z_sum, self.products, self.squares)
-        return dict(zip(self.TENSORS, (counts, weight, *sums), strict=True))
-
     def metadata(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": list(self.names)}
 
@@ -637,7 +552,7 @@ class ColumnSums:
         counts, weight, *sums = check_tensors(tensors, cls.TENSORS, {"d": width, "k": len(names)})
         if (np.diag(tensors["squares"]) < 0).any():
             raise FileFormatError("a continuous variable has a negative sum of squares")
-        return cls(width, names, int(counts[0]), float(weight[0]), *sums)
+        return cls(width, tuple(names), int(counts[0]), float(weight[0]), *sums)
 
     def read_labels(self, labels: NDArray[Any], n_rows: int, key: str) -> Float:
         if labels.dtype != np.float64 or labels.shape != (n_rows, self.n_columns):
@@ -647,8 +562,8 @@ class ColumnSums:
         return labels
 
 
-def _unnamed(names: list[str]) -> bool:
-    return names == [str(i) for i in range(len(names))]
+def _unnamed(names: tuple[str, ...]) -> bool:
+    return names == tuple(map(str, range(len(names))))
 
 
 Variable: TypeAlias = ClassSums | ColumnSums
@@ -660,9 +575,9 @@ KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in KIND_OF_COLUMN.values
 def check_column(variable: Variable, column: Any, name: object) -> None:
     """Raise LabelError if a column differs from earlier blocks in kind, type or columns."""
     kind = KIND_OF_COLUMN[type(column)]
-    if type(variable) is kind:
-        variable.encode(column, name)
-    elif kind.new(variable.width, column).encode(column, name)[0] is not None:
+    same = type(variable) is kind
+    codes = (variable if same else kind.new(variable.width, column)).encode(column, name)[0]
+    if codes is not None and not same:
         raise contradiction(name, variable.kind, kind.kind)
 
 
@@ -671,12 +586,9 @@ def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> V
     try:
         return variables[name]
     except (KeyError, TypeError):  # TypeError: the name is not hashable
-        names = ", ".join(map(repr, variables)) or "none"
-        hint = (
-            f"; for a joint variable, pass joint=[{name!r}] to Moments"
-            if isinstance(name, tuple)
-            else ""
-        )
+        names, hint = ", ".join(map(repr, variables)) or "none", ""
+        if isinstance(name, tuple):
+            hint = f"; for a joint variable, pass joint=[{name!r}] to Moments"
         raise UnknownVariableError(
             f"no variable {name!r} was accumulated, or none of its labels is present; the "
             f"variables are: {names}{hint}"
@@ -684,9 +596,165 @@ def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> V
 
 
 def contradiction(name: object, ours: str, theirs: str) -> LabelError:
-    """Return the error for a variable whose kind differs from earlier blocks."""
     held = {"classes": "classes", "continuous": "continuous values"}
     return LabelError(
         f"the variable {name!r} held {held[ours]} in earlier blocks and holds {held[theirs]} in "
         f"this one; give it one dtype, or fix it with Moments(kinds={{{name!r}: {ours!r}}})"
     )
+
+
+Pair: TypeAlias = tuple[VariableName, VariableName]  # in the order of `repr`
+Variables: TypeAlias = Mapping[VariableName, Variable]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelTable:
+    """Immutable table of second moments of the label features f and g of every two variables."""
+
+    # The label features of a class-coded variable are the indicators of its classes; those of a
+    # continuous variable are its columns minus an origin, and an indicator of presence. In rows
+    # where the label is missing, all label features of the variable are 0.
+
+    # sum w f g^T, (k_f, k_g), by the names of f and g; without the last classes, if these have not
+    # occurred in an update with labels of both
+    cells: Mapping[Pair, Float] = field(default_factory=dict)
+    # origin that is subtracted from the columns of each continuous variable
+    origins: Mapping[VariableName, Float] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cells.nbytes for cells in self.cells.values())
+
+    def scaled(self, factor: float) -> LabelTable:
+        cells = {pair: factor * cells for pair, cells in self.cells.items()}
+        return LabelTable(cells, self.origins)
+
+    def with_block(
+        self, labels: Mapping[VariableName, Labels], variables: Variables, weight: Float | None
+    ) -> LabelTable:
+        """Return the table with a block, whose labels are encoded with the classes of variables."""
+        origins, features = self.origins, dict[VariableName, tuple[Labels, int]]()
+        for name in sorted(labels, key=repr):
+            variable, column = variables[name], labels[name]
+            if len(variable.names) > _MAX_COLUMNS:
+                continue
+            if isinstance(variable, ClassSums):
+                features[name] = column, len(variable.names)
+                continue
+            present = np.asarray(~np.isnan(column).any(axis=1))
+            if present.any():
+                if name not in origins:
+                    origins = {**origins, name: column[present.argmax()].copy()}
+                values = np.where(present[:, None], column - origins[name], 0.0)
+                features[name] = np.column_stack([values, present]), 0
+        cells = dict(self.cells)
+        for pair in combinations(features, 2):
+            added = _products(*features[pair[0]], *features[pair[1]], weight)
+            if (old := cells.get(pair)) is not None:
+                added[: old.shape[0], : old.shape[1]] += old
+            cells[pair] = added
+        return LabelTable(cells, origins)
+
+    def merged(
+        self, other: LabelTable, sign: int, ours: Variables, theirs: Variables
+    ) -> LabelTable:
+        """Return the sum (sign 1) or difference (sign -1) of two tables."""
+        # `ours` are the variables after the merge, and `theirs` are the variables of `other`. The
+        # two tables may subtract different origins from a continuous variable, t in this table and
+        # t' in `other`: a column f of `other` becomes f + (t' - t) p, with p the indicator of
+        # presence.
+        origins, cells = {**other.origins, **self.origins}, dict(self.cells)
+
+        def transform(name: VariableName) -> Float:
+            variable, other_variable = ours[name], theirs[name]
+            if isinstance(variable, ClassSums) and isinstance(other_variable, ClassSums):
+                unit = np.eye(len(variable.names))
+                return unit[:, variable.positions_of(other_variable)]
+            unit = np.eye(len(variable.names) + 1)
+            unit[:-1, -1] = other.origins[name] - origins[name]
+            return unit
+
+        for pair, theirs_of_pair in other.cells.items():
+            if max(len(ours[name].names) for name in pair) <= _MAX_COLUMNS:
+                (k, m), first, second = theirs_of_pair.shape, *map(transform, pair)
+                added = sign * (first[:, :k] @ theirs_of_pair @ second[:, :m].T)
+                if (old := cells.get(pair)) is not None:
+                    added[: old.shape[0], : old.shape[1]] += old
+                cells[pair] = added
+        return LabelTable(cells, origins)
+
+    def _full(self, pair: Pair, variables: Variables) -> Float:
+        """Return the sums of a pair for all classes; zeros if there are none."""
+        cells = {pair: np.zeros([_n_features(variables[name]) for name in pair])}
+        if pair in self.cells:
+            k, m = self.cells[pair].shape
+            cells[pair][:k, :m] = self.cells[pair]
+        return cells[pair]
+
+    def pair_covariance(
+        self, a: VariableName, b: VariableName, variables: Variables
+    ) -> tuple[Float, float] | None:
+        """Return Cov(a, b), (k_a, k_b), and the weight sum, over the rows with both labels."""
+        # Return None if no row has both labels, or if a variable is left out of the table.
+        first, second = sorted((a, b), key=repr)
+        if max(len(variables[name].names) for name in (a, b)) > _MAX_COLUMNS:
+            return None
+        sums = self._full((first, second), variables)
+        if first != a:
+            sums = sums.T
+        # The presence of a label is the sum of the indicators, or the last feature.
+        classes = [isinstance(variables[name], ClassSums) for name in (a, b)]
+        first_sums = sums.sum(axis=1) if classes[1] else sums[:, -1]
+        second_sums = sums.sum(axis=0) if classes[0] else sums[-1]
+        weight = float(first_sums.sum() if classes[0] else first_sums[-1])
+        if weight <= 0:
+            return None
+        covariance = sums / weight - np.outer(first_sums, second_sums) / weight**2
+        k, m = (len(variables[name].names) for name in (a, b))
+        return covariance[:k, :m], weight
+
+    def tensors(self, variables: Variables) -> Tensors:
+        """Return the table as arrays whose names contain the positions of the variables."""
+        order = list(variables)
+        return {
+            ".".join(str(order.index(name)) for name in pair): self._full(pair, variables)
+            for pair in self.cells
+        } | {f"origin.{order.index(name)}": origin for name, origin in self.origins.items()}
+
+    @classmethod
+    def read(cls, tensors: Tensors, names: Sequence[str], variables: Variables) -> LabelTable:
+        """Return the table of the tensors `names`; raise FileFormatError if they are invalid."""
+        order = list(variables)
+        cells, origins = dict[Pair, Float](), dict[VariableName, Float]()
+        for name in names:
+            first, second = name.split(".")
+            b = order[int(second)]
+            if first == "origin":
+                layout = {name: (np.float64, (len(variables[b].names),))}
+                (origins[b],) = check_tensors(tensors, layout)
+                continue
+            a = order[int(first)]
+            shape = _n_features(variables[a]), _n_features(variables[b])
+            (cells[a, b],) = check_tensors(tensors, {name: (np.float64, shape)})
+        for b in {name for pair in cells for name in pair} - origins.keys():
+            if not isinstance(variables[b], ClassSums):
+                raise FileFormatError(f"the table of labels has no origin for {b!r}")
+        return cls(cells, origins)
+
+
+def _n_features(variable: Variable) -> int:
+    return len(variable.names) + (not isinstance(variable, ClassSums))
+
+
+def _products(f: Labels, k: int, g: Labels, m: int, weight: Float | None) -> Float:
+    """Return sum w f g^T, with f and g class codes below k and m, (n,), or values, (n, ...)."""
+    # Codes + 1, so that missing labels, with code -1, are counted in bin 0.
+    if f.ndim == g.ndim == 1:
+        sums = np.bincount((f + 1) * (m + 1) + g + 1, weight, (k + 1) * (m + 1))
+        return sums.reshape(k + 1, m + 1)[1:, 1:].astype(np.float64)
+    if f.ndim == 2 and g.ndim == 1:
+        return _products(g, m, f, k, weight).T
+    weighted = g if weight is None else g * weight[:, None]
+    if f.ndim == 2:
+        return np.asarray(f.T @ weighted)
+    return np.array([np.bincount(f + 1, column, k + 1)[1:] for column in weighted.T]).T

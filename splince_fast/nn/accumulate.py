@@ -197,8 +197,8 @@ class DeviceAccumulator(Accumulator):
 
     def prepare(self, rows: Rows, weight: Any, encoded: Any, **options: Any) -> list[Change]:
         """Add rows, one block after the other, and return no further changes."""
-        self._work.capacities[rows.width, rows.dtype] = self._reserve(rows.width, rows.dtype)
-        self._add_rows(rows, len(rows), weight, encoded, True, None, add)
+        capacity = self._reserve(rows.width, rows.dtype)
+        self._add_rows(rows, len(rows), weight, encoded, True, None, add, capacity)
         return []
 
     def _empty_state(self, width: int) -> State:
@@ -212,7 +212,7 @@ class DeviceAccumulator(Accumulator):
         buffer = self.buffer
         if buffer is None or buffer.rows.dtype != rows.dtype:
             self.flush()
-            allocate = partial(torch.empty, dtype=torch.float64, device=self.device)
+            allocate = partial(torch.empty, device=self.device)
             return Buffer(capacity, rows.width, rows.dtype, allocate)
         return buffer
 

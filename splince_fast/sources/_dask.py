@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> Source:
     """Return a source of the chunks of a dask array, each computed when it is read.
 
-    With ``Moments.from_blocks(source, client=client)``, the workers of a cluster compute the chunks
-    and accumulate the sums over their rows; only the sums are sent. Without a client, this process
-    computes the chunks one by one.
+    With ``Moments.from_blocks(source, client=client)``, the workers of a cluster compute and
+    accumulate the chunks, and only sums are sent.
 
     Parameters
     ----------
@@ -148,17 +147,13 @@ class DaskSource(Source):
 
 
 def _remove_other_rows(chunk: Array) -> Array:
-    """Return the chunk with a graph that holds no rows of other chunks.
-
-    ``da.from_array`` slices plain arrays at once. For a memory map, another subclass of ndarray or
-    an array with a lock, the graph of every chunk holds the complete array, which would be sent
-    with each task.
-    """
+    """Return the chunk with a graph that holds no rows of other chunks."""
+    # `da.from_array` slices plain arrays at once. For a memory map, another subclass of ndarray or
+    # an array with a lock, the graph of every chunk holds the complete array.
     core, nodes = require("dask.array.core", "dask"), require("dask._task_spec", "dask")
     getters = (core.getter, core.getter_inline, core.getter_nofancy)
     culled_graph = chunk.__dask_graph__().cull(chunk.__dask_keys__())
     graph = nodes.convert_legacy_graph(dict(culled_graph))
-    changed = False
     for key, node in graph.items():
         if getattr(node, "func", None) not in getters:
             continue
@@ -169,8 +164,6 @@ def _remove_other_rows(chunk: Array) -> Array:
         if isinstance(array, np.ndarray):
             rows = node(dict.fromkeys(node.dependencies, array))
             own_rows = rows.view(np.ndarray) if isinstance(rows, np.memmap) else rows
-            graph[key], changed = nodes.DataNode(key, own_rows), True
-    if not changed:
-        return chunk
+            graph[key] = nodes.DataNode(key, own_rows)
     rebuild, arguments = chunk.__dask_postpersist__()
     return rebuild(graph, *arguments)

@@ -2,7 +2,7 @@
 
 What the random walks of test_moments_state_machine.py cannot aim at is tested here by name.
 
-Modules: `moments.accumulator`, `moments.block`, `moments.inputs`, `moments.state`,
+Modules: `moments.accumulator`, `moments.block`, `moments.moments`, `moments.state`,
 `moments.stream`, `moments.variables`.
 """
 
@@ -58,7 +58,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     UnknownVariableError,
 )
-from splince_fast.moments import accumulator, label_table, variables
+from splince_fast.moments import accumulator, variables
 from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module
 from splince_fast.moments.variables import ColumnSums
@@ -985,7 +985,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
     pytest.fail("still failing after 500 allocations")
 
 
-FAULTY = accumulator, reducing, label_table, state_module, variables
+FAULTY = accumulator, reducing, state_module, variables
 FAULTS = {
     # block size, rows before, rows of the update that fails
     "first update waits": (8, 0, 3),
