@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import splince_fast as sf  # noqa: E402
-from nn.conftest import attended_rows, hooks_in, inputs, module, tiny  # noqa: E402
-from splince_fast import nn as snn  # noqa: E402
-from splince_fast.evaluation import leakage  # noqa: E402
+import splince_fast as sf
+from nn.conftest import attended_rows, hooks_in, inputs, module, tiny
+from splince_fast import nn as snn
+from splince_fast.evaluation import leakage
 
 
 def texts(n: int, seed: int) -> list[dict[str, Any]]:

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.utils import prune
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.utils import prune  # noqa: E402
-
-import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, inputs, module, projection, tiny  # noqa: E402
-from splince_fast import nn as snn  # noqa: E402
+import splince_fast as sf
+from nn.conftest import hooks_in, inputs, module, projection, tiny
+from splince_fast import nn as snn
 
 
 def everywhere(call: Any) -> torch.Tensor:

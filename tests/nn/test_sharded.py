@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, inputs, projection, tiny  # noqa: E402
-from splince_fast import nn as snn  # noqa: E402
+import splince_fast as sf
+from nn.conftest import hooks_in, inputs, projection, tiny
+from splince_fast import nn as snn
 
 # --- offloaded and moved -------------------------------------------------------------------------
 
