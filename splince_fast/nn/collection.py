@@ -6,8 +6,9 @@ import functools
 import math
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -19,7 +20,13 @@ from scipy.linalg import block_diag
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.arguments import as_names, check_keywords, described_type, warn
+from splince_fast._runtime.arguments import (
+    as_names,
+    check_keywords,
+    check_names,
+    described_type,
+    warn,
+)
 from splince_fast._runtime.names import listed
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import (
@@ -41,7 +48,7 @@ from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import SelectedRows, SiteSums, accumulation_device, check_memory
 from splince_fast.nn.eraser import Erasers
-from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site, format_table
+from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site
 from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, Selection, TokenRule
 from splince_fast.projection import Projection
 
@@ -65,21 +72,12 @@ class Collected(BySite):
 
     Examples
     --------
-    >>> import torch
-    >>> import splince_fast as sf
-    >>> from splince_fast import nn as snn
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
-    >>> z = torch.arange(60) % 2
-    >>> halves = [[{"input": torch.randn(60, 3) + z[:, None], "z": z}] for _ in range(2)]
-    >>> first, second = (snn.collect(model, half, "0", labels="z") for half in halves)
-    >>> both = first + second
-    >>> both["0"].n_rows, both.n_sequences, both.erasers(sf.leace, erase="z")["0"].rank
-    (120, 120, 1)
+    See :func:`collect`.
     """
 
     _KIND = "collected"
     _CONVERTERS = (to_record, from_record)
-    _EXTRA_ATTRIBUTES = {"n_sequences": int}  # noqa: RUF012
+    _EXTRA = "n_sequences"
     n_sequences: int
 
     def erasers(
@@ -190,14 +188,13 @@ class Collected(BySite):
                     f"the two collections have different sites or arguments: {own} and {other}; "
                     "use the same sites, tokens, side, output and weight for both"
                 )
-        summed = {}
+        values, summed = {}, []
         for name, site in headers[0][0].items():
             same = [found[name] for found, _, _ in headers]
             width, calls = max(s.width for s in same), sum(s.calls for s in same)
-            summed[name] = replace(site, width=width, calls=calls)
-        totals = {name: functools.reduce(operator.add, moments_of(name)) for name in summed}
-        n_sequences = sum(n for _, _, n in headers)
-        return Collected(totals, summed.values(), self._recipe, n_sequences=n_sequences)
+            summed.append(replace(site, width=width, calls=calls))
+            values[name] = functools.reduce(operator.add, moments_of(name))
+        return Collected(values, summed, self._recipe, n_sequences=sum(n for _, _, n in headers))
 
     def trace(self, name: object) -> dict[str, float]:
         """Compute the linear association with a variable at each site.
@@ -227,14 +224,10 @@ class Collected(BySite):
             )
             for site in self._sites
         ]  # fmt: skip
-        heading = (
-            f"tokens {self._recipe.to_dict()['tokens']}, weight {self._recipe.weight}, "
-            f"{self.n_sequences:,} sequences"
-        )
+        tokens, weight = self._recipe.to_dict()["tokens"], self._recipe.weight
+        heading = f"tokens {tokens}, weight {weight}, {self.n_sequences:,} sequences"
         columns = ("site", "module", "width", "rows", "calls", "variables")
-        return format_table(heading, columns, rows)
-
-    __repr__ = __str__
+        return self._table(heading, columns, rows)
 
 
 def block_diagonal(projections: Sequence[Projection]) -> Projection:
@@ -322,30 +315,15 @@ class Collector:
     """Hooks of passes over the data, and the sums that the hooks accumulate."""
 
     def __init__(
-        self,
-        model: Module,
-        at: Any,
-        *,
-        labels: Labels,
-        tokens: object,
-        weight: str,
-        skip_ids: Iterable[int],
-        device: object,
-        options: Mapping[str, Any],
-        **placement: Any,
-    ) -> None:
+        self, model: Module, at: Any, labels: Labels, tokens: object, weight: str,
+        skip_ids: Iterable[int], device: object, placement: Placement, options: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         """Check the arguments of :func:`collect`; raise InputError if one is invalid."""
-        unknown = set(options) - {"kinds", "joint"}
-        if unknown:
-            raise InputError(
-                f"unknown arguments {listed(sorted(unknown))}; of the parameters of Moments, only "
-                "kinds and joint can be passed here"
-            )
+        check_names(options, ("kinds", "joint"), "collect")
         if weight not in ("token", "sequence"):
             raise InputError(f"weight is {weight!r}; it must be 'token' or 'sequence'")
         self.token_rule = TokenRule.of(None if tokens == "body" else tokens, skip_ids)
-        self.placement = Placement(**placement)
-        self.labels, self.weight = labels, weight
+        self.placement, self.labels, self.weight = placement, labels, weight
         # Device of the sums; None for the device of the activations.
         self.device = None if device == "model" else _device(device)
         self.parameters = Parameters.of(None, options.get("kinds"), options.get("joint") or ())
@@ -356,16 +334,11 @@ class Collector:
         self.modules, self._stops = modules, stops
         self.selections = CallSelections(self.token_rule)
         self.sums: dict[str, SiteSums] = {}  # by site or head, in the order of the first calls
-        self.calls = dict.fromkeys(modules, 0)
+        self.calls: Counter[str] = Counter()
         self.widths: dict[str, int] = {}
         self.applied_rule: str | None = None  # token rule of the calls; None before the first
         self.n_batches = self.n_sequences = 0  # sequences with selected tokens
         self._work = Workspace()
-        # The attributes below are the state of the current batch.
-        self._batch_labels: dict[str, object] = {}
-        self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
-        self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
-        self._stopped = False
 
     def run(
         self, model: Module, batches: Iterable[Any], forward: Any, progress: bool | None
@@ -374,36 +347,27 @@ class Collector:
         running.check_inputs(batches, forward)
         device, keys = running.device_of(model), label_keys(self.labels)
         with (
-            self.attached(model),
+            watching(model, self.modules, self.placement, self.selections, self._add),
             running.evaluating(model),
             Progress(unit="sequences", show=progress) as bar,
         ):
             for batch in batches:
-                with self.batch_scope(batch):
+                self._batch_labels = read_labels(batch, self.labels)
+                self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
+                self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
+                with suppress(running.StopForward):
                     running.call(model, running.batch_to(batch, device), keys, forward)
-                bar.advance(int(np.count_nonzero(self._counted)))
+                n = int(np.count_nonzero(self._counted))
+                self.n_batches, self.n_sequences = self.n_batches + 1, self.n_sequences + n
+                bar.advance(n)
+        self._selected = {}
         if not self.n_batches:
             raise InputError("batches is empty; a generator is empty when it is read a second time")
         return self._result()
 
-    def attached(self, model: Module) -> AbstractContextManager[None]:
-        """Attach all hooks inside a ``with`` block."""
-        return watching(model, self.modules, self.placement, self.selections, self.add)
-
-    @contextmanager
-    def batch_scope(self, batch: object) -> Iterator[None]:
-        """Prepare the collector for a batch; the model runs on it inside the ``with`` block."""
-        self._batch_labels = read_labels(batch, self.labels)
-        self._selected, self._counted, self._stopped = {}, np.zeros(0, bool), False
-        with suppress(running.StopForward):
-            yield
-        self._selected = {}
-        self.n_batches += 1
-        self.n_sequences += int(np.count_nonzero(self._counted))
-
-    def add(self, name: str, value: object) -> None:
+    def _add(self, name: str, value: object) -> None:
         """Add the selected rows of a site; `value` is the output or the input of its module."""
-        if self._stopped or sites.in_backward():
+        if sites.in_backward():
             return
         rows, mask, selection = selected_rows(name, value, self.placement, self.selections)
         self.calls[name] += 1
@@ -425,7 +389,6 @@ class Collector:
             for head, head_rows in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
                 self._sums_of(head, head_rows).add(head_rows, selected)
         if self._stops:
-            self._stopped = True
             raise running.StopForward
 
     def _select(self, shape: tuple[int, ...], mask: Tensor | None) -> SelectedRows:
@@ -459,7 +422,7 @@ class Collector:
 
     def _result(self) -> Collected:
         """Return the moments of all sites, and remove the sums."""
-        never_called = [name for name, count in self.calls.items() if not count]
+        never_called = [name for name in self.modules if not self.calls[name]]
         if never_called:
             raise NeverCalledError(
                 f"the model ran on {self.n_batches} batches, but the sites {listed(never_called)} "
@@ -644,13 +607,11 @@ def collect(
     >>> from splince_fast import nn as snn
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 5))
     >>> batches = [{"input": torch.randn(50, 3), "z": torch.arange(50) % 2} for _ in range(4)]
-    >>> collected = snn.collect(model, batches, ["1", "2"], labels=["z"])
-    >>> list(collected), collected["2"].n_rows
-    (['1', '2'], 200)
+    >>> collected = snn.collect(model, batches[:2], ["1", "2"], labels=["z"])
+    >>> collected += snn.collect(model, batches[2:], ["1", "2"], labels=["z"])
+    >>> list(collected), collected["2"].n_rows, collected.n_sequences
+    (['1', '2'], 200, 200)
     """
-    inner = running.unwrap(model)
-    collector = Collector(
-        inner, at, labels=labels, tokens=tokens, side=side, feature_dim=feature_dim, output=output,
-        heads=heads, weight=weight, skip_ids=skip_ids, device=device, options=moments,
-    )  # fmt: skip
+    inner, placement = running.unwrap(model), Placement(side, feature_dim, output, heads)
+    collector = Collector(inner, at, labels, tokens, weight, skip_ids, device, placement, moments)
     return collector.run(inner, batches, forward, progress)

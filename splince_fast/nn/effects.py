@@ -261,11 +261,9 @@ class _Sampler:
         positions = positions[chosen]
         sequence, labels = row_labels(self.labels, shape, positions)
         flat = rows.reshape(-1, rows.shape[-1])[torch.from_numpy(positions).to(rows.device)]
-        columns: Columns = {
-            label: np.ma.filled(own, MISSING_LABEL) for label, own in labels.items()
-        }
-        sequence = self.batch * _MAX_SEQUENCES + sequence
-        columns |= {_KEY: keys[chosen], _ROWS: flat.float().cpu().numpy(), _SEQUENCE: sequence}
+        columns: Columns = {k: np.ma.filled(own, MISSING_LABEL) for k, own in labels.items()}
+        columns[_SEQUENCE] = self.batch * _MAX_SEQUENCES + sequence
+        columns |= {_KEY: keys[chosen], _ROWS: flat.float().cpu().numpy()}
         self._calls[place].append(columns)
         if sum(len(call[_KEY]) for call in self._calls[place]) > 2 * self._max_rows:
             self._calls[place] = [self._sample(place)]

@@ -16,7 +16,7 @@ from splince_fast._runtime import files
 from splince_fast._runtime.arguments import described_type, warn
 from splince_fast._runtime.torch_rows import erased_by_torch
 from splince_fast.exceptions import InputError, OtherTokensWarning
-from splince_fast.nn.sites import BySite, CollectionSpec, format_table
+from splince_fast.nn.sites import BySite, CollectionSpec
 from splince_fast.projection import Projection, from_record, shift_of, to_record
 
 
@@ -210,20 +210,12 @@ class Erasers(BySite):
 
     Examples
     --------
-    >>> import torch
-    >>> import splince_fast as sf
-    >>> from splince_fast import nn as snn
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
-    >>> z = torch.arange(60) % 2
-    >>> batches = [{"input": torch.randn(60, 3) + z[:, None], "z": z}]
-    >>> erasers = snn.fit_layers(model, batches, ["0", "1"], sf.leace, erase="z", labels="z")
-    >>> list(erasers), erasers.sequential
-    (['0', '1'], True)
+    See :func:`fit_layers`.
     """
 
     _KIND = "erasers"
     _CONVERTERS = (to_record, from_record)
-    _EXTRA_ATTRIBUTES = {"sequential": bool}  # noqa: RUF012
+    _EXTRA = "sequential"
     sequential: bool
 
     @property
@@ -274,9 +266,7 @@ class Erasers(BySite):
         if rules["bias"] == "drop":
             heading += ", means dropped"
         columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
-        return format_table(heading, columns, rows)
-
-    __repr__ = __str__
+        return self._table(heading, columns, rows)
 
 
 def read_erasers(erasers: Any) -> tuple[Mapping[Any, Any], CollectionSpec]:

@@ -24,7 +24,7 @@ from splince_fast._runtime.names import listed
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.nn import running, sites
 from splince_fast.nn.eraser import check_projection, eraser_for, read_erasers
-from splince_fast.nn.hooks import SiteHook
+from splince_fast.nn.installed import SiteHook
 from splince_fast.nn.sites import Placement
 from splince_fast.nn.tokens import CallSelections, TokenRule
 from splince_fast.projection import Projection

@@ -20,7 +20,7 @@ from splince_fast.nn import running
 from splince_fast.nn.collection import Collector, Labels, label_array, label_keys, read_labels
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.installed import install
-from splince_fast.nn.sites import Site
+from splince_fast.nn.sites import Placement, Site
 from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
 
@@ -136,10 +136,8 @@ def fit_layers(
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
     if labels is None:
         labels = list(dict.fromkeys((*_variables(erase), *_variables(keep))))
-    collector = Collector(
-        inner, at, labels=labels, tokens=tokens, side=side, feature_dim=feature_dim, output=output,
-        heads=heads, weight=weight, skip_ids=skip_ids, device=device, options=moments,
-    )  # fmt: skip
+    placement = Placement(side, feature_dim, output, heads)
+    collector = Collector(inner, at, labels, tokens, weight, skip_ids, device, placement, moments)
     if apply_to is not None:
         TokenRule.of(apply_to)
     modules, passes = collector.modules, _Passes(batches, labels)

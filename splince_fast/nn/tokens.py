@@ -109,13 +109,7 @@ ALL_ROWS = Selection(None, "all")
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(forward: Any) -> tuple[Parameter, ...]:
-    try:
-        return tuple(inspect.signature(forward).parameters.values())[1:]  # without self
-    except (TypeError, ValueError):
-        return (
-            Parameter("args", Parameter.VAR_POSITIONAL),
-            Parameter("kwargs", Parameter.VAR_KEYWORD),
-        )
+    return tuple(inspect.signature(forward).parameters.values())[1:]  # without self
 
 
 def parameters_of(module: Module) -> tuple[Parameter, ...]:
@@ -125,11 +119,10 @@ def parameters_of(module: Module) -> tuple[Parameter, ...]:
 
 
 def _past_length(
-    arguments: Mapping[str, Any], length: int, mask: Tensor | None
+    caches: Iterable[Any], position: object, length: int, mask: Tensor | None
 ) -> int | Tensor | None:
     """Return the number of tokens before those of a call; None if no argument shows it."""
     n_masked = 0 if mask is None else max(0, mask.shape[-1] - length)
-    caches = [value for key, value in arguments.items() if _is_cache(key, value)]
     for cache in caches:
         if hasattr(cache, "get_seq_length"):
             with suppress(ValueError):  # raised by a cache that holds recurrent states only
@@ -141,7 +134,6 @@ def _past_length(
         if isinstance(cache, tuple | list) and (not cache or isinstance(cache[0], tuple | list)):
             # The axis of the tokens depends on the model, so that the mask is the better source.
             return n_masked or (int(cache[0][0].shape[-2]) if cache else 0)
-    position = arguments.get("cache_position")
     if isinstance(position, Tensor) and position.numel():
         return position.reshape(-1)[0]
     covers_past = mask is not None and mask.ndim == 2 and n_masked > 0
@@ -191,12 +183,12 @@ def select(
     if skip_ids and rule == "body" and tokens is not ids:
         raise SiteError("skip_ids needs a call with input_ids, and this call has none")
     length = tokens.shape[1]
-    n_past = _past_length(arguments, length, mask)
+    caches = {key: value for key, value in arguments.items() if _is_cache(key, value)}
+    n_past = _past_length(caches.values(), arguments.get("cache_position"), length, mask)
     if n_past is None:
         if rule != "all":
-            caches = [key for key, value in arguments.items() if _is_cache(key, value)]
             raise SiteError(
-                f"the number of earlier tokens in {caches} is unknown, so tokens={rule!r} "
+                f"the number of earlier tokens in {list(caches)} is unknown, so tokens={rule!r} "
                 "cannot find its tokens; pass an attention_mask over all tokens so far, "
                 "tokens='all', or a function of the call's inputs"
             )
@@ -270,20 +262,12 @@ class CallSelections:
         self.token_rule = token_rule
         self.n_calls = 0  # without compiled calls
         self.ran_compiled = False
-        # The innermost running call: its selection, and the call around it.
-        self._thread = threading.local()
+        # The innermost running call of each thread: its selection, and the call around it.
+        self._calls: dict[int, Any] = {}
         self._compiled_call: tuple[Selection, Any] | None = None  # compiled code reads no threads
         # Whether a call that recorded gradients selected only some rows; a tensor on a device.
         self._is_partial: bool | Tensor = False
         self._handles: list[RemovableHandle] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        names = "token_rule", "n_calls", "ran_compiled"
-        return {name: getattr(self, name) for name in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["token_rule"])  # type: ignore[misc]
-        self.__dict__.update(state)
 
     def current(self, name: str) -> Selection:
         """Return the selection of the running call; error messages name the site `name`."""
@@ -308,7 +292,7 @@ class CallSelections:
     def _call(self) -> tuple[Selection, Any] | None:
         if torch.compiler.is_compiling():
             return self._compiled_call
-        return getattr(self._thread, "call", None)
+        return self._calls.get(threading.get_ident())
 
     def attach(self, model: Module, names: Iterable[str]) -> None:
         """Add hooks to a model, and to modules around the sites `names` that take tokens."""
@@ -347,18 +331,15 @@ class CallSelections:
         ids, embeds, mask = map(arguments.get, ("input_ids", "inputs_embeds", "attention_mask"))
         tokens = embeds if ids is None else ids
         # A module of embeddings has the tokens of the call around it, and no attention mask.
-        if (
-            outer
-            and not is_root
-            and (tokens is None or (tokens is outer[0].tokens and mask is None))
-        ):
+        is_same = outer and (tokens is None or (tokens is outer[0].tokens and mask is None))
+        if outer and is_same and not is_root:
             selection = outer[0]
         else:
             selection = select(self.token_rule, arguments, parameters)
         self._compiled_call = selection, self._compiled_call
         if compiling:
             return
-        self._thread.call = selection, outer
+        self._calls[threading.get_ident()] = selection, outer
         mask = selection.mask
         if torch.is_grad_enabled() and (mask is not None or selection.error):
             is_padded = mask is None or selection.rule != "all" or ~mask.all()
@@ -370,4 +351,4 @@ class CallSelections:
         if self._compiled_call is not None:
             self._compiled_call = self._compiled_call[1]
         if not torch.compiler.is_compiling() and call is not None:
-            self._thread.call = call[1]
+            self._calls[threading.get_ident()] = call[1]

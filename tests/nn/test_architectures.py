@@ -1,4 +1,4 @@
-"""nn.hooks, nn.folding: each architecture is erased at its sites, with caches, and folded."""
+"""nn.installed, nn.folding: each architecture is erased at its sites, with caches, and folded."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from nn.conftest import hooks_in, identity, module, rows_with, state_of, tiny
 from splince_fast import nn as snn
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.nn import accumulate
-from splince_fast.nn.collection import Collector
 
 SITE = "model.layers.0"
 LABELS = ["gender", "score", "tag", "name"]
@@ -221,20 +220,20 @@ def test_compiled_models_run_eagerly() -> None:
 
 
 def test_rows_of_a_recomputation_are_not_counted() -> None:
-    model = tiny("llama").train()
+    model, batch = tiny("llama"), text_batches(n=8)[0]
     older = model.gradient_checkpointing_enable
     getattr(model, "activation_checkpointing_enable", older)()
-    batch, before = text_batches(n=8)[0], hooks_in(model)
-    call = {k: batch[k] for k in ("input_ids", "attention_mask")}
-    collector = Collector(
-        model, SITE, labels="gender", tokens="body", side="output", feature_dim=-1,
-        output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
-    )  # fmt: skip
-    with collector.attached(model):
-        with collector.batch_scope(batch):
-            out = model(**call, use_cache=False)
-        out.logits.sum().backward()
-    assert collector.calls[SITE] == 1
+    before = hooks_in(model)
+
+    def forward(model: Any, batch: Any) -> None:
+        call = {k: batch[k] for k in ("input_ids", "attention_mask")}
+        with torch.enable_grad():
+            model.train()(**call, use_cache=False).logits.sum().backward()
+
+    found = snn.collect(model, [batch], SITE, labels="gender", forward=forward)
+    plain = snn.collect(model, [batch], SITE, labels="gender")
+    assert found.sites[0].calls == 1
+    assert found[SITE].n_rows == plain[SITE].n_rows
     assert hooks_in(model) == before  # those that a call with gradients adds are gone, too
 
 

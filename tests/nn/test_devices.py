@@ -1,4 +1,4 @@
-"""nn.accumulate, nn.hooks: several devices, by tensors with a device and no memory."""
+"""nn.accumulate, nn.installed: several devices, by tensors with a device and no memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import accumulate
 from splince_fast.nn.accumulate import SelectedRows, SiteSums
-from splince_fast.nn.hooks import SiteHook
+from splince_fast.nn.installed import SiteHook
 from splince_fast.nn.running import batch_to
 from splince_fast.nn.tokens import Selection, TokenRule, select
 

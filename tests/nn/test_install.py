@@ -202,7 +202,7 @@ def test_invalid_arguments_of_install_are_errors() -> None:
         *(({"4": p}, {"strength": wrong}, InputError, "strength is")
           for wrong in (0, 1.5, True, "half", float("nan"))),
         (p, {"at": 2}, snn.SiteError, "at holds 2"),
-        (p, {"at": torch.nn.Linear(2, 2)}, snn.SiteError, "that is not in this model"),
+        (p, {"at": torch.nn.Linear(2, 2)}, snn.SiteError, "at holds a Linear"),
         ({"4.nrom": p}, {}, snn.SiteError, r"'4\.nrom'.*named_modules\(\) has all"),
         ({"4": projection(24)}, {}, snn.SiteError, "'4' has width 24"),
         *(({site: p}, {}, snn.SiteError, "never called") for site in "023"),

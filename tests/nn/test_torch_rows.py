@@ -1,4 +1,4 @@
-"""_runtime.torch_rows, nn.hooks: rows that the kernel erases, and tensors that torch must erase."""
+"""_runtime.torch_rows: rows that the kernel erases, and tensors that torch must erase."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from nn.conftest import identity, is_erased, projection
 from splince_fast import nn as snn
 from splince_fast._kernels.row_kernels import PackedFactors
 from splince_fast._runtime import torch_rows
-from splince_fast.nn import hooks
+from splince_fast.nn import installed
 
 
 @pytest.fixture
 def by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the kernel erased the rows, for each call of a site."""
     seen: list[bool] = []
-    inner = hooks.erased_in_memory
+    inner = installed.erased_in_memory
 
     def look(*args: Any) -> Any:
         found = inner(*args)
         seen.append(found is not None)
         return found
 
-    monkeypatch.setattr(hooks, "erased_in_memory", look)
+    monkeypatch.setattr(installed, "erased_in_memory", look)
     return seen
 
 
