@@ -55,6 +55,12 @@ from splince_fast.projection import Projection
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
 
 
+MIXED_RULES = (
+    "the site {!r} runs in a call with the token rule {!r}, and earlier calls had {!r}: only some "
+    "calls have tokens. Take such sites one by one, or pass tokens='all'"
+)
+
+
 class Collected(BySite):
     """Moments by site, made by :func:`collect`; a mapping from names to :class:`Moments`.
 
@@ -67,8 +73,7 @@ class Collected(BySite):
     recipe : CollectionSpec
         The specification of the collection.
     **extra
-        ``n_sequences``, the number of sequences with selected tokens: the number of independent
-        observations, because tokens of one sequence depend on each other.
+        ``n_sequences``, the number of sequences with selected tokens: of independent observations.
 
     Examples
     --------
@@ -87,10 +92,8 @@ class Collected(BySite):
 
         Parameters
         ----------
-        method : str or callable
+        method, erase, keep
             As for :func:`splince_fast.erase`.
-        erase, keep
-            Variables to erase and to keep, as for the method.
         **options
             Further arguments of the method.
 
@@ -145,9 +148,7 @@ class Collected(BySite):
         return self._sum([self._header(), other._header()], lambda name: [self[name], other[name]])
 
     def all_reduce(self, group: object = None) -> Collected:
-        """Sum the moments over the processes of a group; the sum is equal in all, bit for bit.
-
-        Each process gathers the states of one site at a time from all processes.
+        """Sum the moments over the processes of a group, one site at a time.
 
         Parameters
         ----------
@@ -157,7 +158,7 @@ class Collected(BySite):
         Returns
         -------
         Collected
-            The sum of the moments of all processes.
+            The sum, which is equal in all processes, bit for bit.
 
         Raises
         ------
@@ -215,19 +216,6 @@ class Collected(BySite):
             total = float(np.trace(moments.covariance(ddof=0)))
             associations[site] = float(np.linalg.norm(cross)) / total**0.5 if total else 0.0
         return associations
-
-    def __str__(self) -> str:
-        rows = [
-            (
-                site.name, site.module_class, str(site.width), f"{self[site.name].n_rows:,}",
-                str(site.calls), ", ".join(map(str, self[site.name].variables)),
-            )
-            for site in self._sites
-        ]  # fmt: skip
-        tokens, weight = self._recipe.to_dict()["tokens"], self._recipe.weight
-        heading = f"tokens {tokens}, weight {weight}, {self.n_sequences:,} sequences"
-        columns = ("site", "module", "width", "rows", "calls", "variables")
-        return self._table(heading, columns, rows)
 
 
 def block_diagonal(projections: Sequence[Projection]) -> Projection:
@@ -374,11 +362,7 @@ class Collector:
         self.widths[name] = int(rows.shape[-1])
         self.applied_rule = self.applied_rule or selection.rule
         if self.applied_rule != selection.rule:
-            raise SiteError(
-                f"the site {name!r} runs in a call with the token rule {selection.rule!r}, and "
-                f"earlier calls had {self.applied_rule!r}: only some calls have tokens. Collect at "
-                "such sites one by one, or pass tokens='all'"
-            )
+            raise SiteError(MIXED_RULES.format(name, selection.rule, self.applied_rule))
         shape = tuple(rows.shape[:-1])
         key = (None if mask is None else selection, shape)
         if key not in self._selected:
@@ -538,8 +522,8 @@ def collect(
 ) -> Collected:
     """Run a model over data once and accumulate the moments of activations at all sites.
 
-    Activations are not stored: the state of a site is a d x d float64 matrix. The model runs in
-    evaluation mode; its mode and hooks are restored afterwards.
+    The state of a site is a d x d float64 matrix. The model runs in evaluation mode; its mode and
+    hooks are restored afterwards.
 
     Parameters
     ----------
@@ -560,7 +544,7 @@ def collect(
         each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
         attended token; or a function from the arguments of the call to a bool tensor (B, T). "body"
         selects all rows in a call without tokens, and "all" at a site without the tokens of the
-        call, such as a pooled state. Tensors (T, B, d) are an error, unless T equals B.
+        call, such as a pooled state.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int

@@ -17,7 +17,7 @@ from splince_fast._runtime.arguments import described_type, warn
 from splince_fast._runtime.torch_rows import erased_by_torch
 from splince_fast.exceptions import InputError, OtherTokensWarning
 from splince_fast.nn.sites import BySite, CollectionSpec
-from splince_fast.projection import Projection, from_record, shift_of, to_record
+from splince_fast.projection import Projection, from_record, to_record
 
 
 def check_projection(value: object) -> None:
@@ -35,13 +35,15 @@ def check_projection(value: object) -> None:
 class Eraser(Module):  # type: ignore[misc]
     """Torch module of the map r(x) = x - left^T (right x - bias) on the last axis of a tensor.
 
+    Narrower inputs are converted to float32, also under autocast, and the result is rounded once.
+
     Parameters
     ----------
     projection : Projection
         Eraser that the module applies.
     dtype : torch.float32 or torch.float64
-        Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change.
-        ``Projection.astype`` rounds the factors such that the mean remains a fixed point.
+        Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change; rounded as by
+        ``Projection.astype``.
 
     Attributes
     ----------
@@ -56,11 +58,6 @@ class Eraser(Module):  # type: ignore[misc]
     ------
     InputError
         `projection` is not a Projection, or the dtype is invalid.
-
-    Notes
-    -----
-    Inputs of fewer than 32 bits are converted to float32, also under autocast, and the result is
-    rounded once.
 
     Examples
     --------
@@ -101,17 +98,6 @@ class Eraser(Module):  # type: ignore[misc]
         """Number r of erased directions."""
         return int(self.left.shape[0])
 
-    @property
-    def projection(self) -> Projection:
-        """The map in float64, computed from the buffers; it has no report."""
-        left, right, bias = (
-            t.detach().to("cpu", torch.float64).numpy()
-            for t in (self.left, self.right, -self.neg_bias)
-        )
-        mean = np.linalg.pinv(right) @ bias  # solution of right mean = bias with least norm
-        shift = shift_of(bias, right, mean)
-        return Projection._make(left.copy(), right.copy(), mean, shift, "Eraser")
-
     def forward(self, x: Tensor) -> Tensor:
         """Erase along the last axis.
 
@@ -128,11 +114,8 @@ class Eraser(Module):  # type: ignore[misc]
         Raises
         ------
         InputError
-            `x` has another width or no floating dtype, or is a DTensor that is partial or sharded
-            along its last axis.
+            `x` has another width or no floating dtype.
         """
-        if hasattr(x, "device_mesh"):
-            return self._distributed(x)
         if x.ndim == 0 or x.shape[-1] != self.left.shape[1] or not x.is_floating_point():
             raise InputError(
                 f"x has shape {tuple(x.shape)} and dtype {x.dtype}; this eraser takes floating "
@@ -147,20 +130,6 @@ class Eraser(Module):  # type: ignore[misc]
                 left, right, neg_bias = left.to(dtype), right.to(dtype), neg_bias.to(dtype)
             result = erased_by_torch(rows.to(dtype), left, right, neg_bias, gate=self.gate)
             return result.reshape(x.shape).to(x.dtype)
-
-    def _distributed(self, x: Tensor) -> Tensor:
-        """Erase the local part of a DTensor, and return a DTensor with the same placements."""
-        last = x.ndim - 1
-        for placement in x.placements:
-            if placement.is_partial() or placement.is_shard(last) or placement.is_shard(-1):
-                raise InputError(
-                    f"x is distributed as {x.placements}; an eraser needs complete rows: gather "
-                    "the last axis first (x.redistribute(...)), or erase at another site"
-                )
-        local = self(x.to_local())
-        return type(x).from_local(
-            local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
-        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Eraser:
         """Apply `fn`, a conversion of tensors, to the buffers, but keep their dtype."""
@@ -246,6 +215,8 @@ class Erasers(BySite):
             )
 
     def __str__(self) -> str:
+        from splince_fast.evaluation.text_table import Table
+
         rows = []
         for name, projection in self.items():
             report, cells = projection.report, ["-"] * 5
@@ -266,7 +237,9 @@ class Erasers(BySite):
         if rules["bias"] == "drop":
             heading += ", means dropped"
         columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
-        return self._table(heading, columns, rows)
+        return str(Table(heading, columns, tuple(rows)))
+
+    __repr__ = __str__
 
 
 def read_erasers(erasers: Any) -> tuple[Mapping[Any, Any], CollectionSpec]:

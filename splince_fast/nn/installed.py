@@ -19,7 +19,7 @@ from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed
 from splince_fast._runtime.torch_rows import erased_in_memory
 from splince_fast._solve.options import is_number
-from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
+from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning
 from splince_fast.nn import running, sites
 from splince_fast.nn.eraser import Eraser, Erasers, check_projection, eraser_for, read_erasers
 from splince_fast.nn.sites import CollectionSpec, Placement
@@ -280,8 +280,8 @@ def install(
     Raises
     ------
     SiteError
-        A name matches no module, a module is never called, or its weight has another width; the
-        model is then unchanged. In a call of the model: an output holds no tensor of this width.
+        A name matches no module, or a module is never called; the model is then unchanged. In a
+        call of the model: an output holds no tensor of the width of the eraser.
     InputError
         An argument is invalid.
 
@@ -355,7 +355,6 @@ def install(
                 eraser = eraser_for(
                     projection if strength == 1 else projection.scaled(strength), module, model
                 )
-            _check_weight(name, module, eraser.n_features, placement.heads or 1)
             hook = SiteHook(name, eraser, selections, placement)
             for device in running.devices_of(module) or running.devices_of(model):
                 hook.copy_on(device)  # compiled calls do not keep copies that they make
@@ -367,16 +366,3 @@ def install(
             NothingErasedWarning,
         )
     return Installed(model, hooks, float(strength))
-
-
-def _check_weight(name: str, module: Module, width: int, heads: int) -> None:
-    """Raise SiteError if no axis of a module's weight has the width of the eraser or of a head."""
-    # Modules without a plain `weight`, such as an LSTM, are checked in their first call.
-    weight: Any = getattr(module, "weight", None)
-    is_plain = type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.numel()
-    if is_plain and not {width, width // heads} & set(weight.shape):
-        raise SiteError(
-            f"the eraser for {name!r} has width {width}, and the weight of this "
-            f"{type(module).__name__} has shape {tuple(weight.shape)}: the eraser was fitted for "
-            "another model"
-        )

@@ -17,12 +17,25 @@ from splince_fast._runtime.arguments import warn
 from splince_fast.exceptions import InputError, NothingErasedWarning, OnePassWarning, SiteError
 from splince_fast.methods.table import Function
 from splince_fast.nn import running
-from splince_fast.nn.collection import Collector, Labels, label_array, label_keys, read_labels
+from splince_fast.nn.collection import (
+    MIXED_RULES,
+    Collector,
+    Labels,
+    label_array,
+    label_keys,
+    read_labels,
+)
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Placement, Site
 from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
+
+_SEVERAL_CALLS = (
+    "the site {!r} runs several times per batch: if its later activations depend on its earlier "
+    "ones, the eraser may leave part of the concept. Measure it by collect with the erasers "
+    "installed, or choose sites that run once"
+)
 
 
 def fit_layers(
@@ -158,29 +171,21 @@ def fit_layers(
             stops = may_stop and passes.first is not None and name not in passes.repeating
             collector.start({name: modules[name]}, stops)
             collected = collector.run(inner, passes, forward, progress)
-            applied_rule = collected.tokens if applied_rule is None else applied_rule
+            applied_rule = applied_rule or collected.tokens
             if apply_to is None and collected.tokens != applied_rule:
-                raise SiteError(
-                    f"the site {name!r} runs in a call with the token rule {collected.tokens!r}, "
-                    f"and earlier sites had {applied_rule!r}: only some calls have tokens. Fit "
-                    "such sites separately, or pass tokens='all'"
-                )
+                raise SiteError(MIXED_RULES.format(name, collected.tokens, applied_rule))
             erased_before = any(p.rank for p in projections.values())
             ((site, projection),) = collected._fit(method, erase, keep, options, erased_before)
             if bias == "drop":
+                zero = np.zeros(projection.n_features)
                 projection = Projection(
-                    projection.left, projection.right, np.zeros(projection.n_features),
-                    method=projection.method, report=projection.report,
+                    projection.left, projection.right, zero, method=projection.method,
+                    report=projection.report,
                 )  # fmt: skip
             projections[site.name] = projection
             fitted_sites.append(site)
             if projection.rank and name in passes.repeating:
-                warn(
-                    f"the site {name!r} runs several times per batch: if its later activations "
-                    "depend on its earlier ones, the eraser may leave part of the concept. Measure "
-                    "it by collect with the erasers installed, or choose sites that run once",
-                    OnePassWarning,
-                )
+                warn(_SEVERAL_CALLS.format(name), OnePassWarning)
             spec = replace(collected.recipe, apply_to=apply_to, bias=bias)
             erasers = Erasers(projections, fitted_sites, spec, sequential=True)
             installed.close()
@@ -216,20 +221,16 @@ class _Passes:
         n, labels = 0, b""
         for n, batch in enumerate(self._batches, 1):
             if n == 1:
-                labels = _pickled(read_labels(batch, self._labels))
+                columns = read_labels(batch, self._labels)
+                labels = pickle.dumps({k: label_array(v).tolist() for k, v in columns.items()})
             self.calls.clear()
             yield batch
             self.repeating |= {name for name, calls in self.calls.items() if calls > 1}
-        first = self.first = self.first or (n, labels)
-        if first != (n, labels):
-            change = "other labels in the first batch"
-            if n != first[0]:
-                change = f"{n} batches instead of {first[0]}"
+        self.first = self.first or (n, labels)
+        if self.first != (n, labels):
+            change = f"{n} batches instead of {self.first[0]}"
             raise InputError(
-                f"batches yielded other data in a later pass than in the first pass: {change}. "
-                "Every site must be fitted on the same rows: disable shuffling, or fix its seed"
+                "batches yielded other data in a later pass than in the first pass: "
+                f"{change if n != self.first[0] else 'other labels in the first batch'}. Every "
+                "site must be fitted on the same rows: disable shuffling, or fix its seed"
             )
-
-
-def _pickled(labels: dict[str, Any]) -> bytes:
-    return pickle.dumps({name: label_array(v).tolist() for name, v in labels.items()})

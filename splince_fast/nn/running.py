@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from inspect import Parameter
 from typing import Any
 
 import torch
 from torch.nn import Module
 
-from splince_fast.exceptions import InputError, SplinceError
-from splince_fast.nn.sites import describe
+from splince_fast.exceptions import InputError
 from splince_fast.nn.tokens import parameters_of
 
 _FSDP = ("FSDPModule", "FullyShardedDataParallel")
@@ -89,40 +89,18 @@ def check_inputs(batches: object, forward: object, name: str = "batches") -> Non
 def call(
     model: Module, batch: object, label_keys: Sequence[str], forward: Callable[..., object] | None
 ) -> Any:
-    """Return the output of a model for a batch; its errors get a note on the batch."""
-    try:
-        return _call(model, batch, label_keys, forward)
-    except (SplinceError, StopForward):
-        raise
-    except Exception as error:
-        error.add_note(f"while the model ran on a batch or example: {describe(batch):.300}")
-        raise
-
-
-def _call(
-    model: Module, batch: object, label_keys: Sequence[str], forward: Callable[..., object] | None
-) -> Any:
+    """Return the output of a model for a batch."""
     if forward is not None:
         return forward(model, batch)
     parameters = parameters_of(model)
     if isinstance(batch, Mapping):
         any_key = any(p.kind is p.VAR_KEYWORD for p in parameters)
         keys = batch.keys() if any_key else {p.name for p in parameters}
-        inputs = {k: v for k, v in batch.items() if k in keys and k not in label_keys}
-        return model(**inputs)
+        return model(**{k: v for k, v in batch.items() if k in keys and k not in label_keys})
     if isinstance(batch, tuple | list):
-        if label_keys:  # (inputs, labels)
-            return _call(model, batch[0], label_keys, None)
-        n_positional = sum(
-            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
-        )
-        if len(batch) <= n_positional or any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            return model(*batch)
-        if (len(batch), n_positional) == (2, 1):
-            return model(batch[0])
-        raise InputError(
-            f"a batch has {len(batch)} entries and {type(model).__name__}.forward takes "
-            f"{n_positional} argument(s); pass mappings, pairs (inputs, labels) with the names of "
-            "the labels, or forward=lambda model, batch: ..."
-        )
+        positional = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+        takes_one = len(positional) == 1 and positional[0].kind is not Parameter.VAR_POSITIONAL
+        if label_keys or (len(batch) == 2 and takes_one):  # (inputs, labels)
+            return call(model, batch[0], label_keys, None)
+        return model(*batch)
     return model(batch)

@@ -184,14 +184,14 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
     """Return the tensor of a site in the output of its module, and its index or field."""
     if key is None and is_row_tensor(output):
         return output, None
-    elements, is_mapping = _elements(output), isinstance(output, Mapping)
-    keys, floating = list(elements), [k for k, value in elements.items() if is_row_tensor(value)]
+    parts, is_mapping = elements(output), isinstance(output, Mapping)
+    keys, floating = list(parts), [k for k, value in parts.items() if is_row_tensor(value)]
     found = key
     if key is None and is_mapping:
-        found = "last_hidden_state" if "last_hidden_state" in elements else [*floating, None][0]
+        found = "last_hidden_state" if "last_hidden_state" in parts else [*floating, None][0]
     elif not isinstance(key, str):
         found = next(iter(keys[key or 0 :]), None) if -len(keys) <= (key or 0) else None
-    tensor: Any = elements.get(found, getattr(output, str(found), None))
+    tensor: Any = parts.get(found, getattr(output, str(found), None))
     if not is_row_tensor(tensor):
         hint = f"; output= can be {listed(floating)}" if floating else ""
         element = f"element {key!r} of " if key is not None else ""
@@ -200,7 +200,7 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
         )
     if key is None and is_mapping and found != "last_hidden_state":
         width = tensor.shape[feature_dim:][:1]
-        fields = [k for k in floating if elements[k].shape[feature_dim:][:1] == width]
+        fields = [k for k in floating if parts[k].shape[feature_dim:][:1] == width]
         if len(fields) > 1:
             raise SiteError(
                 f"the site {name!r} returns several tensors of the same width, {listed(fields)}: "
@@ -209,7 +209,7 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
     return tensor, found
 
 
-def _elements(output: object) -> dict[Key, Any]:
+def elements(output: object) -> dict[Key, Any]:
     """Return the elements of a mapping or a sequence by field or index."""
     if isinstance(output, Mapping):
         return dict(output)
@@ -342,8 +342,8 @@ def describe(value: object) -> str:
     """Return a description of a value by types and shapes, for error messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
-    elements = ", ".join(f"{key}: {describe(part)}" for key, part in _elements(value).items())
-    return f"{type(value).__name__}({elements})" if elements else type(value).__name__
+    parts = ", ".join(f"{key}: {describe(part)}" for key, part in elements(value).items())
+    return f"{type(value).__name__}({parts})" if parts else type(value).__name__
 
 
 def in_backward() -> bool:
@@ -453,13 +453,9 @@ class BySite(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def _table(self, heading: str, columns: tuple[str, ...], rows: Iterable[Any]) -> str:
-        from splince_fast.evaluation.text_table import Table
-
-        return str(Table(heading, columns, tuple(rows)))
-
     def __repr__(self) -> str:
-        return str(self)
+        tokens = self._recipe.to_dict()["tokens"]
+        return f"{type(self).__name__}({len(self._sites)} sites, tokens {tokens})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file.

@@ -208,7 +208,6 @@ def test_a_shared_module_gives_every_call() -> None:
     found = snn.collect(model, [rows_with(torch.randn(8, 4))] * 3, "0", labels="z")
     assert found["0"].n_rows == 48
     assert found.sites[0].calls == 6
-    assert " 6 " in str(found)
 
 
 def test_compiled_models_run_eagerly() -> None:
@@ -380,7 +379,8 @@ def test_collections_add_and_survive_a_file(tmp_path: Path) -> None:
     whole.save(file)
     loaded = snn.Collected.load(file)
     assert list(loaded) == list(whole)
-    assert str(loaded) == str(whole)
+    assert str(loaded) == str(whole) == "Collected(2 sites, tokens body)"
+    assert loaded.sites == whole.sites
     assert both.n_sequences == loaded.n_sequences == whole.n_sequences == 64
     for name in whole:
         assert np.allclose(both[name].covariance(), whole[name].covariance(), atol=1e-6)
@@ -466,8 +466,7 @@ PAIRS = r"pairs \(inputs, labels\)"
         (lambda x, z: {"input": x}, "z", LabelError, "has no labels"),
         (lambda x, z: (x,), "z", LabelError, "function of the batch"),
         (lambda x, z: (x,), lambda batch: 3, LabelError, "must return a mapping"),
-        (lambda x, z: (x, z, z), lambda batch: {"z": batch[1]}, InputError,
-         r"3 entries and Sequential\.forward takes 1"),
+        (lambda x, z: (x, z, z), lambda batch: {"z": batch[1]}, TypeError, "positional arguments"),
     ],
 )  # fmt: skip
 def test_batches_that_cannot_be_read(make: Any, labels: Any, error: Any, match: str) -> None:

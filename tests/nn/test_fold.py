@@ -416,8 +416,7 @@ def test_invalid_arguments_of_fold_are_errors() -> None:
         call = {"into": into, "example": example} | options
         refused(match, model, erasers, error=sf.exceptions.InputError, **call)
     wrong = {"input_ids": torch.tensor([[99]])}
-    error = refused("index out of range", model, given, into, IndexError, example=wrong)
-    assert "while the model ran on a batch or example" in error.__notes__[0]
+    refused("index out of range", model, given, into, IndexError, example=wrong)
 
 
 @pytest.mark.parametrize("side", ["input", "output"])
