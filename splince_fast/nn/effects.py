@@ -62,9 +62,9 @@ def effect(
 ) -> list[dict[str, Any]]:
     """Measure a model on held-out data without and with erasers, in one pass over the data.
 
-    Each batch runs twice. The loss per token needs no labels, and is printed before the first probe
-    is fitted. Linear probes of the labels are then scored on sampled rows of each site by five-fold
-    cross-validation (:func:`splince_fast.evaluation.leakage`).
+    Each batch runs twice. The loss per token needs no labels and is printed first. Linear probes of
+    the labels are scored on sampled rows of each site by five-fold cross-validation
+    (:func:`splince_fast.evaluation.leakage`).
 
     Parameters
     ----------
@@ -155,10 +155,9 @@ def effect(
     if n_tokens:
         losses = sums[:, 0] / n_tokens
         perplexities = np.exp(np.minimum(losses, 700.0))  # close to the largest float
-        for metric, figures in (("loss", losses), ("perplexity", perplexities)):
-            before, after = map(float, figures)
-            figure = {"metric": metric, "n": n_tokens, "before": before, "after": after}
-            records.append(_RECORD | figure)
+        for metric, (before, after) in (("loss", losses), ("perplexity", perplexities)):
+            figures = {"n": n_tokens, "before": float(before), "after": float(after)}
+            records.append(_RECORD | {"metric": metric, **figures})
             if progress is not False:
                 print(f"{metric} per token {before:.4g}, with erasers {after:.4g}", flush=True)
     if not names and not records:
@@ -224,12 +223,14 @@ def _site_records(
                 for values in rows
             ]  # fmt: skip
         reason = probes[0].reason or probes[1].reason
-        metric = "accuracy" if probes[0].n_classes else "R2"
-        linear = [] if reason else [probe["linear"] for probe in probes]
-        before, after = [getattr(probe, metric.lower()) for probe in linear] or [math.nan] * 2
-        chance, n = linear[0].chance if linear else math.nan, len(column[labelled])
-        yield {"site": site, "variable": variable, "metric": metric, "n": n, "chance": chance,
-               "before": before, "after": after, "reason": reason}  # fmt: skip
+        record = {"site": site, "variable": variable, "n": len(column[labelled]), "reason": reason}
+        record["metric"] = "accuracy" if probes[0].n_classes else "R2"
+        figures = {"chance": math.nan, "before": math.nan, "after": math.nan}
+        if not reason:
+            linear = [probe["linear"] for probe in probes]
+            before, after = (getattr(probe, record["metric"].lower()) for probe in linear)
+            figures = {"chance": linear[0].chance, "before": before, "after": after}
+        yield _RECORD | record | figures
 
 
 class _Sampler:

@@ -296,10 +296,8 @@ def install(
     -----
     In patterns ``*``, ``?`` and ``[2-5]`` match within one part of a dotted name, ``**`` across
     dots. A second installation at a site is applied after the first. Installation and removal
-    discard compiled code, which does not run new hooks; the next call compiles the model again.
-    The factors of an eraser have 64 bits in a model of float64, and 32 bits otherwise.
-    ``output_hidden_states`` may return activations before erasing; :func:`collect` uses erased
-    activations.
+    discard compiled code. The factors of an eraser have 64 bits in a model of float64, and 32 bits
+    otherwise.
 
     Examples
     --------
