@@ -71,7 +71,7 @@ class Collected(BySite):
     sites : iterable of Site
         Names, classes and widths of the modules, in the same order.
     recipe : CollectionSpec
-        The specification of the collection.
+        The specification of the collection; `placement` and `tokens` are attributes, too.
     **extra
         ``n_sequences``, the number of sequences with selected tokens: of independent observations.
 
@@ -122,12 +122,12 @@ class Collected(BySite):
             )
         fitted = self._fit(method, erase, keep, options)
         projections = {site.name: eraser for site, eraser in fitted}
-        return Erasers(projections, [site for site, _ in fitted], self._recipe, sequential=False)
+        return Erasers(projections, [site for site, _ in fitted], self.recipe, sequential=False)
 
     def _fit(self, *arguments: Any) -> list[tuple[Site, Projection]]:
         """Fit one eraser per module, which is block-diagonal if the module has heads."""
         by_module: dict[str, list[tuple[Site, Projection]]] = {}
-        for site in self._sites:
+        for site in self.sites:
             eraser = fit_site(site.name, self[site.name], *arguments)
             name = site.name if self.placement.heads is None else site.name.rpartition("[")[0]
             by_module.setdefault(name, []).append((site, eraser))
@@ -175,7 +175,7 @@ class Collected(BySite):
         return self._sum(gather(self._header()), lambda name: gather(self[name]))
 
     def _header(self) -> tuple[dict[str, Site], dict[str, Any], int]:
-        return {site.name: site for site in self._sites}, self._recipe.to_dict(), self.n_sequences
+        return {site.name: site for site in self.sites}, self.recipe.to_dict(), self.n_sequences
 
     def _sum(self, headers: list[Any], moments_of: Callable[[str], list[Moments]]) -> Collected:
         """Add collections with these headers, in the order of the sites of the first."""
@@ -195,7 +195,7 @@ class Collected(BySite):
             width, calls = max(s.width for s in same), sum(s.calls for s in same)
             summed.append(replace(site, width=width, calls=calls))
             values[name] = functools.reduce(operator.add, moments_of(name))
-        return Collected(values, summed, self._recipe, n_sequences=sum(n for _, _, n in headers))
+        return Collected(values, summed, self.recipe, n_sequences=sum(n for _, _, n in headers))
 
     def trace(self, name: object) -> dict[str, float]:
         """Compute the linear association with a variable at each site.
@@ -257,12 +257,11 @@ def fit_site(
     for warning in caught:
         text = str(warning.message)
         if issubclass(warning.category, NothingErasedWarning):
-            if erased_before:
-                text = (
-                    "nothing was erased, and the eraser is the identity; the erasers of the sites "
-                    "before it probably removed the association"
-                )
-            text = f"at the site {name!r}: {text}"
+            nothing = (
+                "nothing was erased, and the eraser is the identity; the erasers of the sites "
+                "before it probably removed the association"
+            )
+            text = f"at the site {name!r}: {nothing if erased_before else text}"
         warn(text, warning.category)
     return projection
 
@@ -303,9 +302,17 @@ class Collector:
     """Hooks of passes over the data, and the sums that the hooks accumulate."""
 
     def __init__(
-        self, model: Module, at: Any, labels: Labels, tokens: object, weight: str,
-        skip_ids: Iterable[int], device: object, placement: Placement, options: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+        self,
+        model: Module,
+        at: Any,
+        labels: Labels,
+        tokens: object,
+        weight: str,
+        skip_ids: Iterable[int],
+        device: object,
+        placement: Placement,
+        options: Mapping[str, Any],
+    ) -> None:
         """Check the arguments of :func:`collect`; raise InputError if one is invalid."""
         check_names(options, ("kinds", "joint"), "collect")
         if weight not in ("token", "sequence"):
@@ -535,10 +542,10 @@ def collect(
     at : str, Module, or a list of them
         Sites: dotted names, patterns (see :func:`install`), or modules.
     labels : str, list of str, or function
-        Keys of a batch, or a function from a batch to a mapping of names to labels. In a pair
-        (inputs, labels) the second entry is a mapping with these keys, or, for a single key, the
-        labels. Labels have shape (B,), one per sequence, or (B, T), one per token. The integer -100
-        is a missing label. Strings, integers and bools are classes, floats are continuous.
+        Keys of a batch, or of the second entry of a pair, which for a single key may be the labels
+        themselves; or a function from a batch to a mapping of names to labels. Labels have shape
+        (B,), one per sequence, or (B, T), one per token. The integer -100 is a missing label.
+        Strings, integers and bools are classes, floats are continuous.
     tokens : {"body", "all", "first", "last"} or function
         Rows of a tensor (B, T, d) to accumulate. "body": attended tokens except the first token of
         each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
@@ -553,8 +560,8 @@ def collect(
         Element of an output that is a tuple or a mapping; by default the first element, or
         ``last_hidden_state``.
     heads : int, optional
-        Number of attention heads, which are equal parts of the last axis or the third axis of a
-        tensor (batch, token, heads, width). The name of a head is ``site[head]``.
+        Number of attention heads, which are equal parts of the last axis, or the third of four
+        axes. The name of a head is ``site[head]``.
     forward : function, optional
         ``forward(model, batch)`` runs the model. By default the model is called.
     weight : {"token", "sequence"}

@@ -82,10 +82,9 @@ def effect(
         template. By default each sequence is a group.
     at : str, Module, or a list of them, optional
         Sites to probe; by default the sites of the erasers.
-    tokens : {"body", "all", "first", "last"} or function, optional
-        Tokens to erase and to probe; by default as for :func:`install`.
-    forward, progress
-        As for :func:`collect`; ``progress=False`` also leaves out the printed loss.
+    tokens, forward, progress
+        As for :func:`collect`, of the tokens to erase and to probe, by default as for
+        :func:`install`; ``progress=False`` also leaves out the printed loss.
     max_rows : int
         Number of sampled rows per site; the samples take up to 16 max_rows d bytes during the pass.
     random_state : int
@@ -112,8 +111,7 @@ def effect(
     >>> import torch
     >>> import splince_fast as sf
     >>> from splince_fast import nn as snn
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
-    >>> z = torch.arange(80) % 2
+    >>> model, z = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh()), torch.arange(80) % 2
     >>> train, test = ([{"input": torch.randn(80, 3) + 2 * z[:, None], "z": z}] for _ in range(2))
     >>> erasers = snn.fit_layers(model, train, ["0", "1"], sf.leace, erase="z")
     >>> records = snn.effect(model, erasers, test)

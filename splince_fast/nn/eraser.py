@@ -64,12 +64,10 @@ class Eraser(Module):  # type: ignore[misc]
     >>> import numpy as np, torch
     >>> import splince_fast as sf
     >>> from splince_fast import nn as snn
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.integers(0, 2, size=400)
-    >>> X = (rng.normal(size=(400, 6)) + z[:, None]).astype(np.float32)
+    >>> z = np.arange(400) % 2
+    >>> X = (np.random.default_rng(0).normal(size=(400, 6)) + z[:, None]).astype(np.float32)
     >>> projection = sf.leace(sf.Moments().update(X, {"z": z}), erase="z")
-    >>> eraser = snn.Eraser(projection)
-    >>> clean = eraser(torch.from_numpy(X).reshape(2, 200, 6))
+    >>> clean = snn.Eraser(projection)(torch.from_numpy(X).reshape(2, 200, 6))
     >>> bool(np.allclose(clean.reshape(400, 6), projection(X), atol=1e-5))
     True
     """
@@ -172,7 +170,7 @@ class Erasers(BySite):
     sites : iterable of Site
         Names, classes and widths of the modules, in the same order.
     recipe : CollectionSpec
-        The specification of the collection.
+        The specification of the collection; `placement` and `tokens` are attributes, too.
     **extra
         ``sequential``, whether each projection was fitted with all earlier projections installed,
         so that all are exact when installed together.
@@ -190,7 +188,7 @@ class Erasers(BySite):
     @property
     def apply_to(self) -> Any:
         """The rule for the tokens that :func:`install` changes."""
-        return self._recipe.applied
+        return self.recipe.applied
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file.
@@ -230,7 +228,7 @@ class Erasers(BySite):
                     cells[3:] = f"{worst.residual:.1e}", f"{worst.bound:.1e}"
             rows.append((name, str(projection.rank), *cells))
         fit_order = "layer by layer" if self.sequential else "in one pass"
-        rules = self._recipe.to_dict()
+        rules = self.recipe.to_dict()
         heading = f"fitted {fit_order}, tokens {rules['tokens']}"
         if rules["apply_to"] is not None:
             heading += f", applied to {rules['apply_to']}"

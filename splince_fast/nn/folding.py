@@ -84,8 +84,8 @@ def fold(
         Arguments of one call, on which the folded model is compared with the model with hooks. The
         erasers must change a floating tensor in the output of this call.
     bias : {"error", "add"}
-        Action if a layer lacks the bias that the mean of an eraser needs: raise an error, or add a
-        bias. The erasers of ``fit_layers(..., for_fold=True)`` need none.
+        Action if a layer lacks the bias that the mean of an eraser needs, which the erasers of
+        ``fit_layers(..., for_fold=True)`` do not: raise an error, or add a bias.
 
     Returns
     -------
@@ -229,7 +229,8 @@ def _changes(
 
 def _check_layer(change: _Change) -> None:
     """Raise FoldError unless a layer is W x + b with plain parameters and the eraser's width."""
-    layer, kind, weight = change.layer, type(change.layer), getattr(change.layer, "weight", None)
+    layer, kind = change.layer, type(change.layer)
+    weight: Any = getattr(layer, "weight", None)
     reads = change.placement.side == "input"
     bases = (torch.nn.Linear,) if reads else (torch.nn.Linear, torch.nn.Embedding)
     # Subclasses of convolutions often only add padding.

@@ -264,18 +264,15 @@ def install(
         :func:`fit_layers`, or else the tokens of the fit; for projections "body" if the call has
         tokens, otherwise "all".
     side, feature_dim, output
-        Tensor of a module to erase, as for :func:`collect`; for projections only, because `Erasers`
-        store these arguments.
+        As for :func:`collect`; for projections only, because `Erasers` store these arguments.
     strength : float
         Fraction of the erasure that is applied, above 0 and at most 1. A value below 1 steers and
-        does not erase (:meth:`splince_fast.Projection.scaled`): a linear probe that is fitted
-        afterwards predicts the concept as well as before.
+        does not erase (:meth:`splince_fast.Projection.scaled`).
 
     Returns
     -------
     Installed
-        A context manager and a handle: ``with install(model, erasers): ...``, or
-        ``installed = install(model, erasers)`` and later ``installed.remove()``.
+        A context manager, and a handle with ``remove()``.
 
     Raises
     ------

@@ -36,19 +36,14 @@ _WILDCARDS = {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
 
 def clean_names(model: Module) -> Iterator[tuple[str, str, Module]]:
     """Yield each module with its name, and its name without the parts that wrappers insert."""
-
-    def submodules(outer: Module, name: str, clean: str) -> Iterator[tuple[str, str, Module]]:
-        yield name, clean, outer
-        for part, module in outer._modules.items():
-            if module is not None:
-                new = clean if _is_wrapped(outer, part, not clean) else _joined(clean, part)
-                yield from submodules(module, _joined(name, part), new)
-
-    yield from submodules(model, "", "")
-
-
-def _joined(name: str, part: str) -> str:
-    return f"{name}.{part}" if name else part
+    modules, clean = {}, {"": ""}
+    for name, module in model.named_modules(remove_duplicate=False):
+        outer, _, part = name.rpartition(".")
+        if name:
+            is_part = not _is_wrapped(modules[outer], part, not clean[outer])
+            clean[name] = f"{clean[outer]}.{part}".lstrip(".") if is_part else clean[outer]
+        modules[name] = module
+        yield name, clean[name], module
 
 
 def _is_wrapped(outer: Module, part: str, is_outermost: bool) -> bool:
@@ -405,8 +400,8 @@ class CollectionSpec:
         return cls(**{**values, "placement": placement, "skip_ids": tuple(skip_ids)})
 
 
-class BySite(Mapping[str, Any]):
-    """Base class of Collected and Erasers: a mapping from sites to values that can be saved."""
+class BySite(dict[str, Any]):
+    """Base class of Collected and Erasers: values by site that can be saved."""
 
     _KIND: ClassVar[str]  # name of this kind of object in files
     # Two functions: one converts a value to a record of a file, the other a record to a value.
@@ -416,46 +411,17 @@ class BySite(Mapping[str, Any]):
     def __init__(
         self, values: Mapping[str, Any], sites: Iterable[Site], recipe: CollectionSpec, **extra: Any
     ) -> None:
-        self._values = dict(values)
-        self._sites = tuple(sites)
-        self._recipe = recipe
+        super().__init__(values)
+        self.sites, self.recipe = tuple(sites), recipe
+        self.placement, self.tokens = recipe.placement, recipe.tokens
         vars(self).update(extra)
 
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The sites, in the order in which they ran."""
-        return self._sites
-
-    @property
-    def recipe(self) -> CollectionSpec:
-        """The specification of the collection."""
-        return self._recipe
-
-    @property
-    def placement(self) -> Placement:
-        """Side, axis and element of the tensor of each module."""
-        return self._recipe.placement
-
-    @property
-    def tokens(self) -> Any:
-        """The rule that selected the tokens."""
-        return self._recipe.tokens
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise KeyError(f"no site {name!r}; the sites are {listed(self._values)}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+    def __missing__(self, name: object) -> Any:
+        raise KeyError(f"no site {name!r}; the sites are {listed(self)}")
 
     def __repr__(self) -> str:
-        tokens = self._recipe.to_dict()["tokens"]
-        return f"{type(self).__name__}({len(self._sites)} sites, tokens {tokens})"
+        tokens = self.recipe.to_dict()["tokens"]
+        return f"{type(self).__name__}({len(self.sites)} sites, tokens {tokens})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file.
@@ -467,14 +433,14 @@ class BySite(Mapping[str, Any]):
         """
         tensors: files.Tensors = {}
         records = {}
-        for i, (name, value) in enumerate(self._values.items()):
+        for i, (name, value) in enumerate(self.items()):
             site_tensors, records[name] = self._CONVERTERS[0](value)
             tensors |= {f"{i}.{key}": tensor for key, tensor in site_tensors.items()}
         metadata = {
             "order": list(records),  # `records` is written with sorted keys
             "records": records,
-            "sites": [asdict(site) for site in self._sites],
-            "recipe": self._recipe.to_dict(),
+            "sites": [asdict(site) for site in self.sites],
+            "recipe": self.recipe.to_dict(),
             self._EXTRA: getattr(self, self._EXTRA),
         }
         files.write(path, self._KIND, 1, tensors, metadata)

@@ -73,10 +73,9 @@ class Selection:
                 raise SiteError(f"the site {name!r} {self.error}")
             mask = torch.zeros(shape, dtype=torch.bool, device=x.device)
             mask[:, 0] = True
-            return mask
         if mask is None:
             return None
-        token_shape, n_tokens = tuple(mask.shape), mask.ndim
+        token_shape = tuple(mask.shape)
         # Equal sizes come first: comparing other sizes would fix the batch size of an export.
         if token_shape == shape:
             if self.all_selected:
@@ -93,10 +92,10 @@ class Selection:
                     f"shape {token_shape}; pass {hint}a function that returns a mask of the site's "
                     "own shape"
                 )
-            if shape[:n_tokens] != token_shape:
+            if shape[: mask.ndim] != token_shape:
                 return None  # without tokens, such as a pooled state or a module of a vision tower
             # The rows of a token are those of its heads.
-            mask = mask.reshape(*token_shape, *[1] * (len(shape) - n_tokens)).expand(shape)
+            mask = mask[(..., *[None] * (len(shape) - mask.ndim))].expand(shape)
         # Only copies to a GPU are asynchronous, because the host may read its copy at once.
         return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
 
@@ -274,18 +273,13 @@ class CallSelections:
         call = self._call()
         if call is not None:
             return call[0]
-        may_be_all = self.token_rule.rule in (None, "all")
+        is_all = self.token_rule.rule in (None, "all")
         # Gradient checkpointing runs modules again in the backward pass, outside of a call.
-        if in_backward() and not (may_be_all and not bool(self._is_partial)):
+        if not is_all or (in_backward() and bool(self._is_partial)):
             raise SiteError(
-                f"the site {name!r} runs again in a backward pass (gradient checkpointing), where "
-                "the tokens of the call are unknown; pass tokens='all' and batches without "
-                "padding, or disable gradient checkpointing"
-            )
-        if not may_be_all:
-            raise SiteError(
-                f"the site {name!r} runs outside of a call of the model, so its tokens are "
-                "unknown; call the model with input_ids or attention_mask, or pass tokens='all'"
+                f"the site {name!r} runs outside of a call of the model, or again in a backward "
+                "pass (gradient checkpointing), so its tokens are unknown; pass tokens='all' and "
+                "batches without padding, call the model itself, or disable gradient checkpointing"
             )
         return ALL_ROWS
 
