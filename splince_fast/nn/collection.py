@@ -45,11 +45,11 @@ from splince_fast.moments import Moments
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.moments import from_record, to_record
 from splince_fast.moments.parameters import Parameters
-from splince_fast.nn import running, sites
+from splince_fast.nn import calls, sites
 from splince_fast.nn.accumulate import SelectedRows, SiteSums, accumulation_device, check_memory
+from splince_fast.nn.calls import MISSING_LABEL, CallSelections, Selection, TokenRule
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site
-from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, Selection, TokenRule
 from splince_fast.projection import Projection
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
@@ -339,19 +339,19 @@ class Collector:
         self, model: Module, batches: Iterable[Any], forward: Any, progress: bool | None
     ) -> Collected:
         """Run a model on all batches, and return the moments of all sites."""
-        running.check_inputs(batches, forward)
-        device, keys = running.device_of(model), label_keys(self.labels)
+        calls.check_inputs(batches, forward)
+        device, keys = calls.device_of(model), label_keys(self.labels)
         with (
             watching(model, self.modules, self.placement, self.selections, self._add),
-            running.evaluating(model),
+            calls.evaluating(model),
             Progress(unit="sequences", show=progress) as bar,
         ):
             for batch in batches:
                 self._batch_labels = read_labels(batch, self.labels)
                 self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
                 self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
-                with suppress(running.StopForward):
-                    running.call(model, running.batch_to(batch, device), keys, forward)
+                with suppress(calls.StopForward):
+                    calls.call(model, calls.batch_to(batch, device), keys, forward)
                 n = int(np.count_nonzero(self._counted))
                 self.n_batches, self.n_sequences = self.n_batches + 1, self.n_sequences + n
                 bar.advance(n)
@@ -380,7 +380,7 @@ class Collector:
             for head, head_rows in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
                 self._sums_of(head, head_rows).add(head_rows, selected)
         if self._stops:
-            raise running.StopForward
+            raise calls.StopForward
 
     def _select(self, shape: tuple[int, ...], mask: Tensor | None) -> SelectedRows:
         """Return indices, labels and weights of the selected rows of tensors of this shape."""
@@ -603,6 +603,6 @@ def collect(
     >>> list(collected), collected["2"].n_rows, collected.n_sequences
     (['1', '2'], 200, 200)
     """
-    inner, placement = running.unwrap(model), Placement(side, feature_dim, output, heads)
+    inner, placement = calls.unwrap(model), Placement(side, feature_dim, output, heads)
     collector = Collector(inner, at, labels, tokens, weight, skip_ids, device, placement, moments)
     return collector.run(inner, batches, forward, progress)

@@ -24,7 +24,8 @@ from splince_fast.exceptions import (
     WholeNumbersWarning,
 )
 from splince_fast.moments.parameters import check_random_state
-from splince_fast.nn import running, sites
+from splince_fast.nn import calls, sites
+from splince_fast.nn.calls import MISSING_LABEL, CallSelections, TokenRule
 from splince_fast.nn.collection import (
     Labels,
     label_keys,
@@ -36,7 +37,6 @@ from splince_fast.nn.collection import (
 from splince_fast.nn.eraser import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Placement
-from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, TokenRule
 
 Columns = dict[Any, NDArray[Any]]
 
@@ -118,33 +118,33 @@ def effect(
     >>> [(r["site"], r["after"] < r["before"]) for r in records if r["metric"] == "accuracy"]
     [('0', True), ('1', True)]
     """
-    inner = running.unwrap(model)
+    inner = calls.unwrap(model)
     by_site, spec = read_erasers(erasers)
     if not is_integer(max_rows) or max_rows < 2:
         raise InputError(f"max_rows is {max_rows!r}; it must be an integer of at least 2")
     random_state = check_random_state(random_state)
-    running.check_inputs(texts, forward, "texts")
+    calls.check_inputs(texts, forward, "texts")
     rule = TokenRule.of(spec.applied if tokens is None else tokens, spec.skip_ids)
     modules = sites.find(inner, list(by_site) if at is None else at)
     sampler = _Sampler(rule, spec.placement, int(max_rows), random_state)
-    device, names = running.device_of(inner), labels
+    device, names = calls.device_of(inner), labels
     sums = np.zeros((2, 2))  # of the loss and of its tokens, without and with erasers
     with (
         install(inner, by_site, tokens=tokens) as installed,
         # After the erasers, to receive erased activations.
         watching(inner, modules, spec.placement, sampler.selections, sampler.add),
-        running.evaluating(inner),
+        calls.evaluating(inner),
         Progress(unit="batches", show=progress) as bar,
     ):
         for i, batch in enumerate(texts):
             names = _reported(by_site, batch) if names is None else names
             keys = [*label_keys(names), *([] if groups is None else [groups])]
             sampler.labels = read_labels(batch, names if callable(names) else keys) if names else {}
-            inputs = running.batch_to(batch, device)
+            inputs = calls.batch_to(batch, device)
             for phase in (0, 1):
                 sampler.batch, sampler.phase = i, phase
                 with nullcontext() if phase else installed.disabled():
-                    output = running.call(inner, inputs, keys, forward)
+                    output = calls.call(inner, inputs, keys, forward)
                 sums[phase] += _next_token_loss(inner, inputs, output)
             bar.advance(1)
     if names is None:

@@ -21,11 +21,11 @@ from torch.nn import Module
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
-from splince_fast.nn import running, sites
+from splince_fast.nn import calls, sites
+from splince_fast.nn.calls import CallSelections, TokenRule
 from splince_fast.nn.eraser import check_projection, eraser_for, read_erasers
 from splince_fast.nn.installed import SiteHook
 from splince_fast.nn.sites import Placement
-from splince_fast.nn.tokens import CallSelections, TokenRule
 from splince_fast.projection import Projection
 
 # Largest difference of outputs, relative to their size, that is rounding of 32 and of 16 bits.
@@ -119,7 +119,7 @@ def fold(
     >>> folded.layers, folded.difference < 1e-5
     ({'0': ('1',)}, True)
     """
-    model = running.unwrap(model)
+    model = calls.unwrap(model)
     if bias not in ("error", "add"):
         raise InputError(f"bias is {bias!r}; it must be 'error' or 'add'")
     if example is None:
@@ -133,8 +133,8 @@ def fold(
         raise FoldError(
             f"{listed(without_bias)} have no bias, which the means of the erasers need: {_FOR_FOLD}"
         )
-    outputs = partial(_outputs, model, running.batch_to(example, running.device_of(model)))
-    with running.evaluating(model), ExitStack() as undo:
+    outputs = partial(_outputs, model, calls.batch_to(example, calls.device_of(model)))
+    with calls.evaluating(model), ExitStack() as undo:
         plain, expected = outputs(), outputs(at_sites)
         effects = list(map(_distance, plain, expected))
         if not any(effects) and any(change.projection.rank for change in changes):
@@ -274,7 +274,7 @@ def _outputs(model: Module, example: object, erased: Iterable[_Change] = ()) -> 
             eraser = eraser_for(point.projection, point.layer, model)
             hooks.append(SiteHook(point.name, eraser, selections, point.placement))
             stack.callback(hooks[-1].register(point.layer).remove)
-        output = running.call(model, example, (), None)
+        output = calls.call(model, example, (), None)
     if idle := [hook.name for hook in hooks if not hook.n_calls]:
         raise FoldError(
             f"the example does not run {listed(idle)}, so the fold cannot be verified; pass an "

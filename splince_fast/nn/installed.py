@@ -20,10 +20,10 @@ from splince_fast._runtime.names import listed
 from splince_fast._runtime.torch_rows import erased_in_memory
 from splince_fast._solve.options import is_number
 from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning
-from splince_fast.nn import running, sites
+from splince_fast.nn import calls, sites
+from splince_fast.nn.calls import CallSelections, TokenRule
 from splince_fast.nn.eraser import Eraser, Erasers, check_projection, eraser_for, read_erasers
 from splince_fast.nn.sites import CollectionSpec, Placement
-from splince_fast.nn.tokens import CallSelections, TokenRule
 from splince_fast.projection import Projection
 
 _CPU = torch.device("cpu")
@@ -320,7 +320,7 @@ def install(
             f"strength is {strength!r}; it must be a number above 0 and at most 1: 1 erases, and a "
             "fraction steers"
         )
-    model = running.unwrap(model)
+    model = calls.unwrap(model)
     if isinstance(erasers, Projection):
         if at is None:
             raise InputError("a single Projection needs at=, the names of the sites to erase")
@@ -351,7 +351,7 @@ def install(
                     projection if strength == 1 else projection.scaled(strength), module, model
                 )
             hook = SiteHook(name, eraser, selections, placement)
-            for device in running.devices_of(module) or running.devices_of(model):
+            for device in calls.devices_of(module) or calls.devices_of(model):
                 hook.copy_on(device)  # compiled calls do not keep copies that they make
             hooks.append((module, hook))
             rank_zero += [] if eraser.rank else [name]

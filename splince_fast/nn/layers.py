@@ -16,7 +16,8 @@ import numpy as np
 from splince_fast._runtime.arguments import warn
 from splince_fast.exceptions import InputError, NothingErasedWarning, OnePassWarning, SiteError
 from splince_fast.methods.table import Function
-from splince_fast.nn import running
+from splince_fast.nn import calls
+from splince_fast.nn.calls import TokenRule
 from splince_fast.nn.collection import (
     MIXED_RULES,
     Collector,
@@ -28,7 +29,6 @@ from splince_fast.nn.collection import (
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Placement, Site
-from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
 
 _SEVERAL_CALLS = (
@@ -134,13 +134,13 @@ def fit_layers(
         apply_to, bias = "all", "drop"
     if bias not in ("keep", "drop"):
         raise InputError(f"bias is {bias!r}; it must be 'keep' or 'drop'")
-    running.check_inputs(batches, forward)
+    calls.check_inputs(batches, forward)
     if iter(batches) is batches:
         raise InputError(
             "batches is an iterator, and every site needs its own pass; pass a list, or a "
             "DataLoader without shuffling"
         )
-    inner = running.unwrap(model)
+    inner = calls.unwrap(model)
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
     if labels is None:
         labels = list(dict.fromkeys((*_variables(erase), *_variables(keep))))
@@ -149,7 +149,7 @@ def fit_layers(
     if apply_to is not None:
         TokenRule.of(apply_to)
     modules, passes = collector.modules, _Passes(batches, labels)
-    may_stop = running.may_stop_early(inner, forward)
+    may_stop = calls.may_stop_early(inner, forward)
     projections: dict[str, Projection] = {}
     fitted_sites: list[Site] = []
     applied_rule: object = None
@@ -157,10 +157,10 @@ def fit_layers(
         for name, module in modules.items():
             hook = module.register_forward_hook(partial(passes.count, name))
             counting.callback(hook.remove)
-        with running.evaluating(inner):
+        with calls.evaluating(inner):
             for batch in batches:  # a call on the first batch determines the order of the sites
-                inputs = running.batch_to(batch, running.device_of(inner))
-                running.call(inner, inputs, label_keys(labels), forward)
+                inputs = calls.batch_to(batch, calls.device_of(inner))
+                calls.call(inner, inputs, label_keys(labels), forward)
                 break
         for name in dict.fromkeys([*passes.calls, *modules]):
             stops = may_stop and passes.first is not None and name not in passes.repeating

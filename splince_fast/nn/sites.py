@@ -36,7 +36,8 @@ _WILDCARDS = {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
 
 def clean_names(model: Module) -> Iterator[tuple[str, str, Module]]:
     """Yield each module with its name, and its name without the parts that wrappers insert."""
-    modules, clean = {}, {"": ""}
+    modules: dict[str, Module] = {}
+    clean = {"": ""}
     for name, module in model.named_modules(remove_duplicate=False):
         outer, _, part = name.rpartition(".")
         if name:

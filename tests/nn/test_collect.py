@@ -1,4 +1,4 @@
-"""nn.collection, nn.accumulate, nn.running: moments of activations.
+"""nn.collection, nn.accumulate, nn.calls: moments of activations.
 
 The reference is two passes over stored activations.
 """

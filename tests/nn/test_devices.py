@@ -18,9 +18,8 @@ from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import accumulate
 from splince_fast.nn.accumulate import SelectedRows, SiteSums
+from splince_fast.nn.calls import Selection, TokenRule, batch_to, select
 from splince_fast.nn.installed import SiteHook
-from splince_fast.nn.running import batch_to
-from splince_fast.nn.tokens import Selection, TokenRule, select
 
 PARAMETERS = Parameters.of(None, None, ())
 CPU = torch.device("cpu")

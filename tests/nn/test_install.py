@@ -1,4 +1,4 @@
-"""nn.installed, nn.tokens: erasers inside models: installation, tokens, generation, gradients."""
+"""nn.installed, nn.calls: erasers inside models: installation, tokens, generation, gradients."""
 
 from __future__ import annotations
 

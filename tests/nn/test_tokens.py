@@ -1,4 +1,4 @@
-"""nn.tokens: tokens of calls with caches, nested calls, and without tokens."""
+"""nn.calls: tokens of calls with caches, nested calls, and without tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nn.conftest import (
     tiny,
 )
 from splince_fast import nn as snn
-from splince_fast.nn.tokens import TokenRule, select
+from splince_fast.nn.calls import TokenRule, select
 
 # --- the arguments of a call ---------------------------------------------------------------------
 
