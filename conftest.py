@@ -26,7 +26,7 @@ NEEDS = {
         "splince_fast/sources/_torch.py",
         "splince_fast/_runtime/torch_rows.py",
         "docs/live_models.md",
-        "tests/nn/tail.py",
+        "tests/nn",
     ],
     "datasets": ["splince_fast/sources/_huggingface.py"],
     "distributed": ["splince_fast/sources/_dask.py"],

@@ -154,16 +154,19 @@ def _fit_layers() -> Contenders:
 def _state_bytes() -> Numbers:
     """Memory of the states of a collecting pass, divided by one d x d float64 matrix per site."""
     from splince_fast.nn.collection import Collector
+    from splince_fast.nn.sites import Placement
 
     model, short, _ = _model()
-    collector = Collector(
-        model, _BLOCKS, labels=_label, tokens="all", side="output", feature_dim=-1,
-        output=None, heads=None, weight="token", skip_ids=(), device="model", options={},
-    )  # fmt: skip
-    with collector.attached(model), collector.batch_scope(short[0]):
-        _forward(model, short[:1]).run()
-    # All sites share one workspace.
-    nbytes = sum(s.accumulator.nbytes - s._work.nbytes for s in collector.sums.values())
+    collector = Collector(model, _BLOCKS, _label, "all", "token", (), "model", Placement(), {})
+    sizes = []
+
+    def forward(model: Any, batch: Any) -> None:
+        model(**batch)
+        # All sites share one workspace.
+        sizes.append(sum(s.accumulator.nbytes - s._work.nbytes for s in collector.sums.values()))
+
+    collector.run(model, short[:1], forward, False)
+    (nbytes,) = sizes
     return {OURS: nbytes / (8 * model.config.num_hidden_layers * model.config.hidden_size**2)}
 
 

@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 MAY_BE_MISSING = re.compile(
-    r"GPU|CUDA|AVX-512|SPLINCE_FAST_DATA|SPLINCE_FAST_SLOW|SCIPY_ARRAY_API|Chromium", re.IGNORECASE
+    r"GPU|CUDA|AVX-512|SPLINCE_FAST_DATA|SCIPY_ARRAY_API|Chromium", re.IGNORECASE
 )
 
 

@@ -6,8 +6,9 @@ import functools
 import math
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -19,7 +20,13 @@ from scipy.linalg import block_diag
 from torch import Tensor
 from torch.nn import Module
 
-from splince_fast._runtime.arguments import as_names, check_keywords, described_type, warn
+from splince_fast._runtime.arguments import (
+    as_names,
+    check_keywords,
+    check_names,
+    described_type,
+    warn,
+)
 from splince_fast._runtime.names import listed
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import (
@@ -38,14 +45,20 @@ from splince_fast.moments import Moments
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.moments import from_record, to_record
 from splince_fast.moments.parameters import Parameters
-from splince_fast.nn import running, sites
+from splince_fast.nn import calls, sites
 from splince_fast.nn.accumulate import SelectedRows, SiteSums, accumulation_device, check_memory
+from splince_fast.nn.calls import MISSING_LABEL, CallSelections, Selection, TokenRule
 from splince_fast.nn.eraser import Erasers
-from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site, format_table
-from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, Selection, TokenRule
+from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site
 from splince_fast.projection import Projection
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
+
+
+MIXED_RULES = (
+    "the site {!r} runs in a call with the token rule {!r}, and earlier calls had {!r}: only some "
+    "calls have tokens. Take such sites one by one, or pass tokens='all'"
+)
 
 
 class Collected(BySite):
@@ -58,28 +71,18 @@ class Collected(BySite):
     sites : iterable of Site
         Names, classes and widths of the modules, in the same order.
     recipe : CollectionSpec
-        The specification of the collection.
+        The specification of the collection; `placement` and `tokens` are attributes, too.
     **extra
-        ``n_sequences``, the number of sequences with selected tokens: the number of independent
-        observations, because tokens of one sequence depend on each other.
+        ``n_sequences``, the number of sequences with selected tokens: of independent observations.
 
     Examples
     --------
-    >>> import torch
-    >>> import splince_fast as sf
-    >>> from splince_fast import nn as snn
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
-    >>> z = torch.arange(60) % 2
-    >>> halves = [[{"input": torch.randn(60, 3) + z[:, None], "z": z}] for _ in range(2)]
-    >>> first, second = (snn.collect(model, half, "0", labels="z") for half in halves)
-    >>> both = first + second
-    >>> both["0"].n_rows, both.n_sequences, both.erasers(sf.leace, erase="z")["0"].rank
-    (120, 120, 1)
+    See :func:`collect`.
     """
 
     _KIND = "collected"
     _CONVERTERS = (to_record, from_record)
-    _EXTRA_ATTRIBUTES = {"n_sequences": int}  # noqa: RUF012
+    _EXTRA = "n_sequences"
     n_sequences: int
 
     def erasers(
@@ -89,10 +92,8 @@ class Collected(BySite):
 
         Parameters
         ----------
-        method : str or callable
+        method, erase, keep
             As for :func:`splince_fast.erase`.
-        erase, keep
-            Variables to erase and to keep, as for the method.
         **options
             Further arguments of the method.
 
@@ -121,12 +122,12 @@ class Collected(BySite):
             )
         fitted = self._fit(method, erase, keep, options)
         projections = {site.name: eraser for site, eraser in fitted}
-        return Erasers(projections, [site for site, _ in fitted], self._recipe, sequential=False)
+        return Erasers(projections, [site for site, _ in fitted], self.recipe, sequential=False)
 
     def _fit(self, *arguments: Any) -> list[tuple[Site, Projection]]:
         """Fit one eraser per module, which is block-diagonal if the module has heads."""
         by_module: dict[str, list[tuple[Site, Projection]]] = {}
-        for site in self._sites:
+        for site in self.sites:
             eraser = fit_site(site.name, self[site.name], *arguments)
             name = site.name if self.placement.heads is None else site.name.rpartition("[")[0]
             by_module.setdefault(name, []).append((site, eraser))
@@ -147,9 +148,7 @@ class Collected(BySite):
         return self._sum([self._header(), other._header()], lambda name: [self[name], other[name]])
 
     def all_reduce(self, group: object = None) -> Collected:
-        """Sum the moments over the processes of a group; the sum is equal in all, bit for bit.
-
-        Each process gathers the states of one site at a time from all processes.
+        """Sum the moments over the processes of a group, one site at a time.
 
         Parameters
         ----------
@@ -159,7 +158,7 @@ class Collected(BySite):
         Returns
         -------
         Collected
-            The sum of the moments of all processes.
+            The sum, which is equal in all processes, bit for bit.
 
         Raises
         ------
@@ -176,7 +175,7 @@ class Collected(BySite):
         return self._sum(gather(self._header()), lambda name: gather(self[name]))
 
     def _header(self) -> tuple[dict[str, Site], dict[str, Any], int]:
-        return {site.name: site for site in self._sites}, self._recipe.to_dict(), self.n_sequences
+        return {site.name: site for site in self.sites}, self.recipe.to_dict(), self.n_sequences
 
     def _sum(self, headers: list[Any], moments_of: Callable[[str], list[Moments]]) -> Collected:
         """Add collections with these headers, in the order of the sites of the first."""
@@ -190,14 +189,13 @@ class Collected(BySite):
                     f"the two collections have different sites or arguments: {own} and {other}; "
                     "use the same sites, tokens, side, output and weight for both"
                 )
-        summed = {}
+        values, summed = {}, []
         for name, site in headers[0][0].items():
             same = [found[name] for found, _, _ in headers]
             width, calls = max(s.width for s in same), sum(s.calls for s in same)
-            summed[name] = replace(site, width=width, calls=calls)
-        totals = {name: functools.reduce(operator.add, moments_of(name)) for name in summed}
-        n_sequences = sum(n for _, _, n in headers)
-        return Collected(totals, summed.values(), self._recipe, n_sequences=n_sequences)
+            summed.append(replace(site, width=width, calls=calls))
+            values[name] = functools.reduce(operator.add, moments_of(name))
+        return Collected(values, summed, self.recipe, n_sequences=sum(n for _, _, n in headers))
 
     def trace(self, name: object) -> dict[str, float]:
         """Compute the linear association with a variable at each site.
@@ -218,23 +216,6 @@ class Collected(BySite):
             total = float(np.trace(moments.covariance(ddof=0)))
             associations[site] = float(np.linalg.norm(cross)) / total**0.5 if total else 0.0
         return associations
-
-    def __str__(self) -> str:
-        rows = [
-            (
-                site.name, site.module_class, str(site.width), f"{self[site.name].n_rows:,}",
-                str(site.calls), ", ".join(map(str, self[site.name].variables)),
-            )
-            for site in self._sites
-        ]  # fmt: skip
-        heading = (
-            f"tokens {self._recipe.to_dict()['tokens']}, weight {self._recipe.weight}, "
-            f"{self.n_sequences:,} sequences"
-        )
-        columns = ("site", "module", "width", "rows", "calls", "variables")
-        return format_table(heading, columns, rows)
-
-    __repr__ = __str__
 
 
 def block_diagonal(projections: Sequence[Projection]) -> Projection:
@@ -276,12 +257,11 @@ def fit_site(
     for warning in caught:
         text = str(warning.message)
         if issubclass(warning.category, NothingErasedWarning):
-            if erased_before:
-                text = (
-                    "nothing was erased, and the eraser is the identity; the erasers of the sites "
-                    "before it probably removed the association"
-                )
-            text = f"at the site {name!r}: {text}"
+            nothing = (
+                "nothing was erased, and the eraser is the identity; the erasers of the sites "
+                "before it probably removed the association"
+            )
+            text = f"at the site {name!r}: {nothing if erased_before else text}"
         warn(text, warning.category)
     return projection
 
@@ -325,27 +305,20 @@ class Collector:
         self,
         model: Module,
         at: Any,
-        *,
         labels: Labels,
         tokens: object,
         weight: str,
         skip_ids: Iterable[int],
         device: object,
+        placement: Placement,
         options: Mapping[str, Any],
-        **placement: Any,
     ) -> None:
         """Check the arguments of :func:`collect`; raise InputError if one is invalid."""
-        unknown = set(options) - {"kinds", "joint"}
-        if unknown:
-            raise InputError(
-                f"unknown arguments {listed(sorted(unknown))}; of the parameters of Moments, only "
-                "kinds and joint can be passed here"
-            )
+        check_names(options, ("kinds", "joint"), "collect")
         if weight not in ("token", "sequence"):
             raise InputError(f"weight is {weight!r}; it must be 'token' or 'sequence'")
         self.token_rule = TokenRule.of(None if tokens == "body" else tokens, skip_ids)
-        self.placement = Placement(**placement)
-        self.labels, self.weight = labels, weight
+        self.placement, self.labels, self.weight = placement, labels, weight
         # Device of the sums; None for the device of the activations.
         self.device = None if device == "model" else _device(device)
         self.parameters = Parameters.of(None, options.get("kinds"), options.get("joint") or ())
@@ -356,65 +329,47 @@ class Collector:
         self.modules, self._stops = modules, stops
         self.selections = CallSelections(self.token_rule)
         self.sums: dict[str, SiteSums] = {}  # by site or head, in the order of the first calls
-        self.calls = dict.fromkeys(modules, 0)
+        self.calls: Counter[str] = Counter()
         self.widths: dict[str, int] = {}
         self.applied_rule: str | None = None  # token rule of the calls; None before the first
         self.n_batches = self.n_sequences = 0  # sequences with selected tokens
         self._work = Workspace()
-        # The attributes below are the state of the current batch.
-        self._batch_labels: dict[str, object] = {}
-        self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
-        self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
-        self._stopped = False
 
     def run(
         self, model: Module, batches: Iterable[Any], forward: Any, progress: bool | None
     ) -> Collected:
         """Run a model on all batches, and return the moments of all sites."""
-        running.check_inputs(batches, forward)
-        device, keys = running.device_of(model), label_keys(self.labels)
+        calls.check_inputs(batches, forward)
+        device, keys = calls.device_of(model), label_keys(self.labels)
         with (
-            self.attached(model),
-            running.evaluating(model),
+            watching(model, self.modules, self.placement, self.selections, self._add),
+            calls.evaluating(model),
             Progress(unit="sequences", show=progress) as bar,
         ):
             for batch in batches:
-                with self.batch_scope(batch):
-                    running.call(model, running.batch_to(batch, device), keys, forward)
-                bar.advance(int(np.count_nonzero(self._counted)))
+                self._batch_labels = read_labels(batch, self.labels)
+                self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
+                self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
+                with suppress(calls.StopForward):
+                    calls.call(model, calls.batch_to(batch, device), keys, forward)
+                n = int(np.count_nonzero(self._counted))
+                self.n_batches, self.n_sequences = self.n_batches + 1, self.n_sequences + n
+                bar.advance(n)
+        self._selected = {}
         if not self.n_batches:
             raise InputError("batches is empty; a generator is empty when it is read a second time")
         return self._result()
 
-    def attached(self, model: Module) -> AbstractContextManager[None]:
-        """Attach all hooks inside a ``with`` block."""
-        return watching(model, self.modules, self.placement, self.selections, self.add)
-
-    @contextmanager
-    def batch_scope(self, batch: object) -> Iterator[None]:
-        """Prepare the collector for a batch; the model runs on it inside the ``with`` block."""
-        self._batch_labels = read_labels(batch, self.labels)
-        self._selected, self._counted, self._stopped = {}, np.zeros(0, bool), False
-        with suppress(running.StopForward):
-            yield
-        self._selected = {}
-        self.n_batches += 1
-        self.n_sequences += int(np.count_nonzero(self._counted))
-
-    def add(self, name: str, value: object) -> None:
+    def _add(self, name: str, value: object) -> None:
         """Add the selected rows of a site; `value` is the output or the input of its module."""
-        if self._stopped or sites.in_backward():
+        if sites.in_backward():
             return
         rows, mask, selection = selected_rows(name, value, self.placement, self.selections)
         self.calls[name] += 1
         self.widths[name] = int(rows.shape[-1])
         self.applied_rule = self.applied_rule or selection.rule
         if self.applied_rule != selection.rule:
-            raise SiteError(
-                f"the site {name!r} runs in a call with the token rule {selection.rule!r}, and "
-                f"earlier calls had {self.applied_rule!r}: only some calls have tokens. Collect at "
-                "such sites one by one, or pass tokens='all'"
-            )
+            raise SiteError(MIXED_RULES.format(name, selection.rule, self.applied_rule))
         shape = tuple(rows.shape[:-1])
         key = (None if mask is None else selection, shape)
         if key not in self._selected:
@@ -425,8 +380,7 @@ class Collector:
             for head, head_rows in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
                 self._sums_of(head, head_rows).add(head_rows, selected)
         if self._stops:
-            self._stopped = True
-            raise running.StopForward
+            raise calls.StopForward
 
     def _select(self, shape: tuple[int, ...], mask: Tensor | None) -> SelectedRows:
         """Return indices, labels and weights of the selected rows of tensors of this shape."""
@@ -459,7 +413,7 @@ class Collector:
 
     def _result(self) -> Collected:
         """Return the moments of all sites, and remove the sums."""
-        never_called = [name for name, count in self.calls.items() if not count]
+        never_called = [name for name in self.modules if not self.calls[name]]
         if never_called:
             raise NeverCalledError(
                 f"the model ran on {self.n_batches} batches, but the sites {listed(never_called)} "
@@ -575,8 +529,8 @@ def collect(
 ) -> Collected:
     """Run a model over data once and accumulate the moments of activations at all sites.
 
-    Activations are not stored: the state of a site is a d x d float64 matrix. The model runs in
-    evaluation mode; its mode and hooks are restored afterwards.
+    The state of a site is a d x d float64 matrix. The model runs in evaluation mode; its mode and
+    hooks are restored afterwards.
 
     Parameters
     ----------
@@ -588,16 +542,16 @@ def collect(
     at : str, Module, or a list of them
         Sites: dotted names, patterns (see :func:`install`), or modules.
     labels : str, list of str, or function
-        Keys of a batch, or a function from a batch to a mapping of names to labels. In a pair
-        (inputs, labels) the second entry is a mapping with these keys, or, for a single key, the
-        labels. Labels have shape (B,), one per sequence, or (B, T), one per token. The integer -100
-        is a missing label. Strings, integers and bools are classes, floats are continuous.
+        Keys of a batch, or of the second entry of a pair, which for a single key may be the labels
+        themselves; or a function from a batch to a mapping of names to labels. Labels have shape
+        (B,), one per sequence, or (B, T), one per token. The integer -100 is a missing label.
+        Strings, integers and bools are classes, floats are continuous.
     tokens : {"body", "all", "first", "last"} or function
         Rows of a tensor (B, T, d) to accumulate. "body": attended tokens except the first token of
         each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
         attended token; or a function from the arguments of the call to a bool tensor (B, T). "body"
         selects all rows in a call without tokens, and "all" at a site without the tokens of the
-        call, such as a pooled state. Tensors (T, B, d) are an error, unless T equals B.
+        call, such as a pooled state.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
@@ -606,8 +560,8 @@ def collect(
         Element of an output that is a tuple or a mapping; by default the first element, or
         ``last_hidden_state``.
     heads : int, optional
-        Number of attention heads, which are equal parts of the last axis or the third axis of a
-        tensor (batch, token, heads, width). The name of a head is ``site[head]``.
+        Number of attention heads, which are equal parts of the last axis, or the third of four
+        axes. The name of a head is ``site[head]``.
     forward : function, optional
         ``forward(model, batch)`` runs the model. By default the model is called.
     weight : {"token", "sequence"}
@@ -644,13 +598,11 @@ def collect(
     >>> from splince_fast import nn as snn
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 5))
     >>> batches = [{"input": torch.randn(50, 3), "z": torch.arange(50) % 2} for _ in range(4)]
-    >>> collected = snn.collect(model, batches, ["1", "2"], labels=["z"])
-    >>> list(collected), collected["2"].n_rows
-    (['1', '2'], 200)
+    >>> collected = snn.collect(model, batches[:2], ["1", "2"], labels=["z"])
+    >>> collected += snn.collect(model, batches[2:], ["1", "2"], labels=["z"])
+    >>> list(collected), collected["2"].n_rows, collected.n_sequences
+    (['1', '2'], 200, 200)
     """
-    inner = running.unwrap(model)
-    collector = Collector(
-        inner, at, labels=labels, tokens=tokens, side=side, feature_dim=feature_dim, output=output,
-        heads=heads, weight=weight, skip_ids=skip_ids, device=device, options=moments,
-    )  # fmt: skip
+    inner, placement = calls.unwrap(model), Placement(side, feature_dim, output, heads)
+    collector = Collector(inner, at, labels, tokens, weight, skip_ids, device, placement, moments)
     return collector.run(inner, batches, forward, progress)

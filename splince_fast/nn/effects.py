@@ -24,7 +24,8 @@ from splince_fast.exceptions import (
     WholeNumbersWarning,
 )
 from splince_fast.moments.parameters import check_random_state
-from splince_fast.nn import running, sites
+from splince_fast.nn import calls, sites
+from splince_fast.nn.calls import MISSING_LABEL, CallSelections, TokenRule
 from splince_fast.nn.collection import (
     Labels,
     label_keys,
@@ -36,7 +37,6 @@ from splince_fast.nn.collection import (
 from splince_fast.nn.eraser import read_erasers
 from splince_fast.nn.installed import install
 from splince_fast.nn.sites import Placement
-from splince_fast.nn.tokens import MISSING_LABEL, CallSelections, TokenRule
 
 Columns = dict[Any, NDArray[Any]]
 
@@ -62,9 +62,9 @@ def effect(
 ) -> list[dict[str, Any]]:
     """Measure a model on held-out data without and with erasers, in one pass over the data.
 
-    Each batch runs twice. The loss per token needs no labels, and is printed before the first probe
-    is fitted. Linear probes of the labels are then scored on sampled rows of each site by five-fold
-    cross-validation (:func:`splince_fast.evaluation.leakage`).
+    Each batch runs twice. The loss per token needs no labels and is printed first. Linear probes of
+    the labels are scored on sampled rows of each site by five-fold cross-validation
+    (:func:`splince_fast.evaluation.leakage`).
 
     Parameters
     ----------
@@ -82,10 +82,9 @@ def effect(
         template. By default each sequence is a group.
     at : str, Module, or a list of them, optional
         Sites to probe; by default the sites of the erasers.
-    tokens : {"body", "all", "first", "last"} or function, optional
-        Tokens to erase and to probe; by default as for :func:`install`.
-    forward, progress
-        As for :func:`collect`; ``progress=False`` also leaves out the printed loss.
+    tokens, forward, progress
+        As for :func:`collect`, of the tokens to erase and to probe, by default as for
+        :func:`install`; ``progress=False`` also leaves out the printed loss.
     max_rows : int
         Number of sampled rows per site; the samples take up to 16 max_rows d bytes during the pass.
     random_state : int
@@ -112,41 +111,40 @@ def effect(
     >>> import torch
     >>> import splince_fast as sf
     >>> from splince_fast import nn as snn
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
-    >>> z = torch.arange(80) % 2
+    >>> model, z = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh()), torch.arange(80) % 2
     >>> train, test = ([{"input": torch.randn(80, 3) + 2 * z[:, None], "z": z}] for _ in range(2))
     >>> erasers = snn.fit_layers(model, train, ["0", "1"], sf.leace, erase="z")
     >>> records = snn.effect(model, erasers, test)
     >>> [(r["site"], r["after"] < r["before"]) for r in records if r["metric"] == "accuracy"]
     [('0', True), ('1', True)]
     """
-    inner = running.unwrap(model)
+    inner = calls.unwrap(model)
     by_site, spec = read_erasers(erasers)
     if not is_integer(max_rows) or max_rows < 2:
         raise InputError(f"max_rows is {max_rows!r}; it must be an integer of at least 2")
     random_state = check_random_state(random_state)
-    running.check_inputs(texts, forward, "texts")
+    calls.check_inputs(texts, forward, "texts")
     rule = TokenRule.of(spec.applied if tokens is None else tokens, spec.skip_ids)
     modules = sites.find(inner, list(by_site) if at is None else at)
     sampler = _Sampler(rule, spec.placement, int(max_rows), random_state)
-    device, names = running.device_of(inner), labels
+    device, names = calls.device_of(inner), labels
     sums = np.zeros((2, 2))  # of the loss and of its tokens, without and with erasers
     with (
         install(inner, by_site, tokens=tokens) as installed,
         # After the erasers, to receive erased activations.
         watching(inner, modules, spec.placement, sampler.selections, sampler.add),
-        running.evaluating(inner),
+        calls.evaluating(inner),
         Progress(unit="batches", show=progress) as bar,
     ):
         for i, batch in enumerate(texts):
             names = _reported(by_site, batch) if names is None else names
             keys = [*label_keys(names), *([] if groups is None else [groups])]
             sampler.labels = read_labels(batch, names if callable(names) else keys) if names else {}
-            inputs = running.batch_to(batch, device)
+            inputs = calls.batch_to(batch, device)
             for phase in (0, 1):
                 sampler.batch, sampler.phase = i, phase
                 with nullcontext() if phase else installed.disabled():
-                    output = running.call(inner, inputs, keys, forward)
+                    output = calls.call(inner, inputs, keys, forward)
                 sums[phase] += _next_token_loss(inner, inputs, output)
             bar.advance(1)
     if names is None:
@@ -155,10 +153,9 @@ def effect(
     if n_tokens:
         losses = sums[:, 0] / n_tokens
         perplexities = np.exp(np.minimum(losses, 700.0))  # close to the largest float
-        for metric, figures in (("loss", losses), ("perplexity", perplexities)):
-            before, after = map(float, figures)
-            figure = {"metric": metric, "n": n_tokens, "before": before, "after": after}
-            records.append(_RECORD | figure)
+        for metric, (before, after) in (("loss", losses), ("perplexity", perplexities)):
+            figures = {"n": n_tokens, "before": float(before), "after": float(after)}
+            records.append(_RECORD | {"metric": metric, **figures})
             if progress is not False:
                 print(f"{metric} per token {before:.4g}, with erasers {after:.4g}", flush=True)
     if not names and not records:
@@ -224,12 +221,14 @@ def _site_records(
                 for values in rows
             ]  # fmt: skip
         reason = probes[0].reason or probes[1].reason
-        metric = "accuracy" if probes[0].n_classes else "R2"
-        linear = [] if reason else [probe["linear"] for probe in probes]
-        before, after = [getattr(probe, metric.lower()) for probe in linear] or [math.nan] * 2
-        chance, n = linear[0].chance if linear else math.nan, len(column[labelled])
-        yield {"site": site, "variable": variable, "metric": metric, "n": n, "chance": chance,
-               "before": before, "after": after, "reason": reason}  # fmt: skip
+        record = {"site": site, "variable": variable, "n": len(column[labelled]), "reason": reason}
+        record["metric"] = "accuracy" if probes[0].n_classes else "R2"
+        figures = {"chance": math.nan, "before": math.nan, "after": math.nan}
+        if not reason:
+            linear = [probe["linear"] for probe in probes]
+            before, after = (getattr(probe, record["metric"].lower()) for probe in linear)
+            figures = {"chance": linear[0].chance, "before": before, "after": after}
+        yield _RECORD | record | figures
 
 
 class _Sampler:
@@ -261,11 +260,9 @@ class _Sampler:
         positions = positions[chosen]
         sequence, labels = row_labels(self.labels, shape, positions)
         flat = rows.reshape(-1, rows.shape[-1])[torch.from_numpy(positions).to(rows.device)]
-        columns: Columns = {
-            label: np.ma.filled(own, MISSING_LABEL) for label, own in labels.items()
-        }
-        sequence = self.batch * _MAX_SEQUENCES + sequence
-        columns |= {_KEY: keys[chosen], _ROWS: flat.float().cpu().numpy(), _SEQUENCE: sequence}
+        columns: Columns = {k: np.ma.filled(own, MISSING_LABEL) for k, own in labels.items()}
+        columns[_SEQUENCE] = self.batch * _MAX_SEQUENCES + sequence
+        columns |= {_KEY: keys[chosen], _ROWS: flat.float().cpu().numpy()}
         self._calls[place].append(columns)
         if sum(len(call[_KEY]) for call in self._calls[place]) > 2 * self._max_rows:
             self._calls[place] = [self._sample(place)]

@@ -16,8 +16,8 @@ from splince_fast._runtime import files
 from splince_fast._runtime.arguments import described_type, warn
 from splince_fast._runtime.torch_rows import erased_by_torch
 from splince_fast.exceptions import InputError, OtherTokensWarning
-from splince_fast.nn.sites import BySite, CollectionSpec, format_table
-from splince_fast.projection import Projection, from_record, shift_of, to_record
+from splince_fast.nn.sites import BySite, CollectionSpec
+from splince_fast.projection import Projection, from_record, to_record
 
 
 def check_projection(value: object) -> None:
@@ -35,13 +35,15 @@ def check_projection(value: object) -> None:
 class Eraser(Module):  # type: ignore[misc]
     """Torch module of the map r(x) = x - left^T (right x - bias) on the last axis of a tensor.
 
+    Narrower inputs are converted to float32, also under autocast, and the result is rounded once.
+
     Parameters
     ----------
     projection : Projection
         Eraser that the module applies.
     dtype : torch.float32 or torch.float64
-        Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change.
-        ``Projection.astype`` rounds the factors such that the mean remains a fixed point.
+        Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change; rounded as by
+        ``Projection.astype``.
 
     Attributes
     ----------
@@ -57,22 +59,15 @@ class Eraser(Module):  # type: ignore[misc]
     InputError
         `projection` is not a Projection, or the dtype is invalid.
 
-    Notes
-    -----
-    Inputs of fewer than 32 bits are converted to float32, also under autocast, and the result is
-    rounded once.
-
     Examples
     --------
     >>> import numpy as np, torch
     >>> import splince_fast as sf
     >>> from splince_fast import nn as snn
-    >>> rng = np.random.default_rng(0)
-    >>> z = rng.integers(0, 2, size=400)
-    >>> X = (rng.normal(size=(400, 6)) + z[:, None]).astype(np.float32)
+    >>> z = np.arange(400) % 2
+    >>> X = (np.random.default_rng(0).normal(size=(400, 6)) + z[:, None]).astype(np.float32)
     >>> projection = sf.leace(sf.Moments().update(X, {"z": z}), erase="z")
-    >>> eraser = snn.Eraser(projection)
-    >>> clean = eraser(torch.from_numpy(X).reshape(2, 200, 6))
+    >>> clean = snn.Eraser(projection)(torch.from_numpy(X).reshape(2, 200, 6))
     >>> bool(np.allclose(clean.reshape(400, 6), projection(X), atol=1e-5))
     True
     """
@@ -101,17 +96,6 @@ class Eraser(Module):  # type: ignore[misc]
         """Number r of erased directions."""
         return int(self.left.shape[0])
 
-    @property
-    def projection(self) -> Projection:
-        """The map in float64, computed from the buffers; it has no report."""
-        left, right, bias = (
-            t.detach().to("cpu", torch.float64).numpy()
-            for t in (self.left, self.right, -self.neg_bias)
-        )
-        mean = np.linalg.pinv(right) @ bias  # solution of right mean = bias with least norm
-        shift = shift_of(bias, right, mean)
-        return Projection._make(left.copy(), right.copy(), mean, shift, "Eraser")
-
     def forward(self, x: Tensor) -> Tensor:
         """Erase along the last axis.
 
@@ -128,11 +112,8 @@ class Eraser(Module):  # type: ignore[misc]
         Raises
         ------
         InputError
-            `x` has another width or no floating dtype, or is a DTensor that is partial or sharded
-            along its last axis.
+            `x` has another width or no floating dtype.
         """
-        if hasattr(x, "device_mesh"):
-            return self._distributed(x)
         if x.ndim == 0 or x.shape[-1] != self.left.shape[1] or not x.is_floating_point():
             raise InputError(
                 f"x has shape {tuple(x.shape)} and dtype {x.dtype}; this eraser takes floating "
@@ -147,20 +128,6 @@ class Eraser(Module):  # type: ignore[misc]
                 left, right, neg_bias = left.to(dtype), right.to(dtype), neg_bias.to(dtype)
             result = erased_by_torch(rows.to(dtype), left, right, neg_bias, gate=self.gate)
             return result.reshape(x.shape).to(x.dtype)
-
-    def _distributed(self, x: Tensor) -> Tensor:
-        """Erase the local part of a DTensor, and return a DTensor with the same placements."""
-        last = x.ndim - 1
-        for placement in x.placements:
-            if placement.is_partial() or placement.is_shard(last) or placement.is_shard(-1):
-                raise InputError(
-                    f"x is distributed as {x.placements}; an eraser needs complete rows: gather "
-                    "the last axis first (x.redistribute(...)), or erase at another site"
-                )
-        local = self(x.to_local())
-        return type(x).from_local(
-            local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
-        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Eraser:
         """Apply `fn`, a conversion of tensors, to the buffers, but keep their dtype."""
@@ -203,33 +170,25 @@ class Erasers(BySite):
     sites : iterable of Site
         Names, classes and widths of the modules, in the same order.
     recipe : CollectionSpec
-        The specification of the collection.
+        The specification of the collection; `placement` and `tokens` are attributes, too.
     **extra
         ``sequential``, whether each projection was fitted with all earlier projections installed,
         so that all are exact when installed together.
 
     Examples
     --------
-    >>> import torch
-    >>> import splince_fast as sf
-    >>> from splince_fast import nn as snn
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
-    >>> z = torch.arange(60) % 2
-    >>> batches = [{"input": torch.randn(60, 3) + z[:, None], "z": z}]
-    >>> erasers = snn.fit_layers(model, batches, ["0", "1"], sf.leace, erase="z", labels="z")
-    >>> list(erasers), erasers.sequential
-    (['0', '1'], True)
+    See :func:`fit_layers`.
     """
 
     _KIND = "erasers"
     _CONVERTERS = (to_record, from_record)
-    _EXTRA_ATTRIBUTES = {"sequential": bool}  # noqa: RUF012
+    _EXTRA = "sequential"
     sequential: bool
 
     @property
     def apply_to(self) -> Any:
         """The rule for the tokens that :func:`install` changes."""
-        return self._recipe.applied
+        return self.recipe.applied
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file.
@@ -254,6 +213,8 @@ class Erasers(BySite):
             )
 
     def __str__(self) -> str:
+        from splince_fast.evaluation.text_table import Table
+
         rows = []
         for name, projection in self.items():
             report, cells = projection.report, ["-"] * 5
@@ -267,14 +228,14 @@ class Erasers(BySite):
                     cells[3:] = f"{worst.residual:.1e}", f"{worst.bound:.1e}"
             rows.append((name, str(projection.rank), *cells))
         fit_order = "layer by layer" if self.sequential else "in one pass"
-        rules = self._recipe.to_dict()
+        rules = self.recipe.to_dict()
         heading = f"fitted {fit_order}, tokens {rules['tokens']}"
         if rules["apply_to"] is not None:
             heading += f", applied to {rules['apply_to']}"
         if rules["bias"] == "drop":
             heading += ", means dropped"
         columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
-        return format_table(heading, columns, rows)
+        return str(Table(heading, columns, tuple(rows)))
 
     __repr__ = __str__
 

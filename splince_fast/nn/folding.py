@@ -15,18 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Module
 
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
-from splince_fast.nn import running, sites
+from splince_fast.nn import calls, sites
+from splince_fast.nn.calls import CallSelections, TokenRule
 from splince_fast.nn.eraser import check_projection, eraser_for, read_erasers
-from splince_fast.nn.hooks import SiteHook
+from splince_fast.nn.installed import SiteHook
 from splince_fast.nn.sites import Placement
-from splince_fast.nn.tokens import CallSelections, TokenRule
 from splince_fast.projection import Projection
 
 # Largest difference of outputs, relative to their size, that is rounding of 32 and of 16 bits.
@@ -79,14 +78,14 @@ def fold(
         Erasers by site, for all tokens, because weights do not depend on positions: fit them by
         ``fit_layers(..., for_fold=True)``.
     into : mapping of str to str, Module, or a list of them, optional
-        All linear layers that read each site: names, patterns (see :func:`install`) or modules. A
-        site that is itself a linear layer or an embedding needs no entry.
+        All linear layers that read each site, as `at` of :func:`collect`. A site that is itself a
+        linear layer or an embedding needs no entry.
     example : mapping, tuple or tensor
         Arguments of one call, on which the folded model is compared with the model with hooks. The
         erasers must change a floating tensor in the output of this call.
     bias : {"error", "add"}
-        Action if a layer lacks the bias that the mean of an eraser needs: raise an error, or add a
-        bias. The erasers of ``fit_layers(..., for_fold=True)`` need none.
+        Action if a layer lacks the bias that the mean of an eraser needs, which the erasers of
+        ``fit_layers(..., for_fold=True)`` do not: raise an error, or add a bias.
 
     Returns
     -------
@@ -120,12 +119,13 @@ def fold(
     >>> folded.layers, folded.difference < 1e-5
     ({'0': ('1',)}, True)
     """
-    model = running.unwrap(model)
+    model = calls.unwrap(model)
     if bias not in ("error", "add"):
         raise InputError(f"bias is {bias!r}; it must be 'error' or 'add'")
     if example is None:
         raise InputError("example is None; pass the arguments of one call, such as a batch")
     at_sites, changes = _changes(model, erasers, into or {})
+    names = listed(c.name for c in changes)
     without_bias = [
         c.name for c in changes if c.projection.offset.any() and getattr(c.layer, "bias", 0) is None
     ]
@@ -133,10 +133,23 @@ def fold(
         raise FoldError(
             f"{listed(without_bias)} have no bias, which the means of the erasers need: {_FOR_FOLD}"
         )
-    outputs = partial(_outputs, model, running.batch_to(example, running.device_of(model)))
-    with running.evaluating(model), ExitStack() as undo:
+    outputs = partial(_outputs, model, calls.batch_to(example, calls.device_of(model)))
+    with calls.evaluating(model), ExitStack() as undo:
         plain, expected = outputs(), outputs(at_sites)
-        _check_readers(plain, expected, outputs(changes), changes)
+        effects = list(map(_distance, plain, expected))
+        if not any(effects) and any(change.projection.rank for change in changes):
+            raise FoldError(
+                "the erasers change no floating tensor in the output of the model on the example, "
+                "so the fold cannot be verified; fold a model that returns logits, or use install"
+            )
+        distances = map(_distance, expected, outputs(changes))
+        for distance, effect in zip(distances, effects, strict=True):
+            if not distance <= _READER_TOLERANCE * effect:
+                raise FoldError(
+                    f"other layers or operations than {names} read the sites (outputs differ by "
+                    f"{distance:.1e}, and the erasers change them by {effect:.1e}): name all "
+                    "readers, or use install if one is a residual connection"
+                )
         untied = [c.name for c in changes if _untie(model, c.layer.weight, undo)]
         for change in changes:
             _merge(change, undo)
@@ -145,8 +158,7 @@ def fold(
         if not difference <= (_TOLERANCE_16 if is_narrow else _TOLERANCE):
             raise FoldError(
                 f"the outputs of the folded model differ from hooks by {difference:.1e} of their "
-                f"size: a weight of {listed(c.name for c in changes)} overflows, or other code "
-                "reads it; use install"
+                f"size: a weight of {names} overflows, or other code reads it; use install"
             )
         undo.pop_all()
     if untied:
@@ -217,36 +229,37 @@ def _changes(
 
 def _check_layer(change: _Change) -> None:
     """Raise FoldError unless a layer is W x + b with plain parameters and the eraser's width."""
-    name, layer, kind = change.name, change.layer, type(change.layer)
+    layer, kind = change.layer, type(change.layer)
+    weight: Any = getattr(layer, "weight", None)
     reads = change.placement.side == "input"
-    bases = [torch.nn.Linear] if reads else [torch.nn.Linear, torch.nn.Embedding]
+    bases = (torch.nn.Linear,) if reads else (torch.nn.Linear, torch.nn.Embedding)
     # Subclasses of convolutions often only add padding.
     is_conv = (kind.__name__ == "Conv1D" and hasattr(layer, "nf")) or _is_conv2d(layer)
-    if not is_conv and not isinstance(layer, tuple(bases)):
-        raise FoldError(
-            f"{name!r}, a {kind.__name__}, is not linear; name the linear layers that read it, "
+    reason = ""
+    if not is_conv and not isinstance(layer, bases):
+        reason = (
+            "is not linear; name the linear layers that read it, "
             f"into={{{change.site!r}: [...]}}, or use install"
         )
-    weight: Any = layer.weight
-    is_plain = (
+    elif not (
         (is_conv or any(kind.forward is base.forward for base in bases))
         and all(k in layer._parameters for k in ("weight", "bias") if hasattr(layer, k))
         and type(weight) is torch.nn.Parameter
         and weight.is_floating_point()
         and weight.dtype.itemsize >= 2
         and not weight.is_meta
-    )
-    if not is_plain:
-        raise FoldError(
-            f"{name!r}, a {kind.__name__}, is no plain layer: its weight or bias is quantised, "
-            "offloaded, distributed, or computed from other parameters; make it plain, or use "
-            "install"
+    ):
+        reason = (
+            "is no plain layer: its weight or bias is quantised, offloaded, distributed, or "
+            "computed from other parameters; make it plain, or use install"
         )
-    if weight.shape[int(reads != _is_transposed(layer))] != change.projection.n_features:
-        raise FoldError(
-            f"{name!r} has a weight of shape {tuple(weight.shape)}, and the eraser of "
-            f"{change.site!r} has width {change.projection.n_features}"
+    elif weight.shape[int(reads != _is_transposed(layer))] != change.projection.n_features:
+        reason = (
+            f"has a weight of shape {tuple(weight.shape)}, and the eraser of {change.site!r} has "
+            f"width {change.projection.n_features}"
         )
+    if reason:
+        raise FoldError(f"{change.name!r}, a {kind.__name__}, {reason}")
 
 
 # -- comparison ----------------------------------------------------------------------------
@@ -261,7 +274,7 @@ def _outputs(model: Module, example: object, erased: Iterable[_Change] = ()) -> 
             eraser = eraser_for(point.projection, point.layer, model)
             hooks.append(SiteHook(point.name, eraser, selections, point.placement))
             stack.callback(hooks[-1].register(point.layer).remove)
-        output = running.call(model, example, (), None)
+        output = calls.call(model, example, (), None)
     if idle := [hook.name for hook in hooks if not hook.n_calls]:
         raise FoldError(
             f"the example does not run {listed(idle)}, so the fold cannot be verified; pass an "
@@ -273,34 +286,14 @@ def _outputs(model: Module, example: object, erased: Iterable[_Change] = ()) -> 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if sites.is_row_tensor(value):
         yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(entry)
+    for entry in sites.elements(value).values():
+        yield from _tensors(entry)
 
 
 def _distance(first: Tensor, second: Tensor) -> float:
     """Return the largest difference of two entries; it is not finite if only one of them is."""
     differ = (first != second) & ~(first.isnan() & second.isnan())
     return float((first - second)[differ].abs().max()) if differ.any() else 0.0
-
-
-def _check_readers(
-    plain: list[Tensor], expected: list[Tensor], found: list[Tensor], changes: list[_Change]
-) -> None:
-    """Raise FoldError if other operations than the layers to change read the sites."""
-    effects = list(map(_distance, plain, expected))
-    if not any(effects) and any(change.projection.rank for change in changes):
-        raise FoldError(
-            "the erasers change no floating tensor in the output of the model on the example, so "
-            "the fold cannot be verified; fold a model that returns logits, or use install"
-        )
-    for distance, effect in zip(map(_distance, expected, found), effects, strict=True):
-        if not distance <= _READER_TOLERANCE * effect:
-            raise FoldError(
-                f"other layers or operations than {listed(c.name for c in changes)} read the sites "
-                f"(outputs differ by {distance:.1e}, and the erasers change them by {effect:.1e}): "
-                "name all readers, or use install if one is a residual connection"
-            )
 
 
 def _difference(plain: list[Tensor], expected: list[Tensor], found: list[Tensor]) -> float:
@@ -318,8 +311,8 @@ def _difference(plain: list[Tensor], expected: list[Tensor], found: list[Tensor]
 
 def _is_conv2d(layer: Any) -> bool:
     """Return whether a layer is a convolution of one pixel, which is linear in the channels."""
-    is_conv2d = isinstance(layer, torch.nn.Conv2d)
-    return is_conv2d and layer.kernel_size == (1, 1) and layer.groups == 1
+    is_conv = isinstance(layer, torch.nn.Conv2d)
+    return is_conv and layer.kernel_size == (1, 1) and layer.groups == 1
 
 
 def _is_transposed(layer: Module) -> bool:
@@ -338,19 +331,17 @@ def _merge(change: _Change, undo: ExitStack) -> None:
         new, bias = matrix - (matrix @ left) @ right.T, bias + matrix @ offset
     else:
         new, bias = matrix - left @ (right.T @ matrix), bias - left @ (right.T @ bias) + offset
+    values = {"weight": new, "bias": bias}
     if isinstance(layer, torch.nn.Embedding):
         new += offset[:, None]
-    elif old is not None or bias.any():
-        _set_parameter(layer, "bias", bias, layer.weight if old is None else old, undo)
-    new = new.T if _is_transposed(layer) else new.reshape(layer.weight.shape)
-    _set_parameter(layer, "weight", new, layer.weight, undo)
-
-
-def _set_parameter(
-    layer: Module, name: str, values: NDArray[np.float64], like: Tensor, undo: ExitStack
-) -> None:
-    new = torch.from_numpy(np.ascontiguousarray(values)).to(like.device, like.dtype)
-    _set(layer, name, torch.nn.Parameter(new, like.requires_grad), undo)
+        del values["bias"]
+    elif old is None and not bias.any():
+        del values["bias"]
+    values["weight"] = new.T if _is_transposed(layer) else new.reshape(layer.weight.shape)
+    for name, array in values.items():
+        like = layer.weight if name == "weight" or old is None else old
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(like.device, like.dtype)
+        _set(layer, name, torch.nn.Parameter(tensor, like.requires_grad), undo)
 
 
 def _set(owner: Any, name: str, value: object, undo: ExitStack) -> None:

@@ -1,26 +1,127 @@
-"""Installation of erasers in a model by hooks, and the handle that removes them."""
+"""Hooks that erase the selected tokens of a site, and the handle that removes them."""
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from splince_fast._kernels.row_kernels import PackedFactors
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed
+from splince_fast._runtime.torch_rows import erased_in_memory
 from splince_fast._solve.options import is_number
-from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
-from splince_fast.nn import running, sites
-from splince_fast.nn.eraser import Erasers, check_projection, eraser_for, read_erasers
-from splince_fast.nn.hooks import SiteHook
+from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning
+from splince_fast.nn import calls, sites
+from splince_fast.nn.calls import CallSelections, TokenRule
+from splince_fast.nn.eraser import Eraser, Erasers, check_projection, eraser_for, read_erasers
 from splince_fast.nn.sites import CollectionSpec, Placement
-from splince_fast.nn.tokens import CallSelections, TokenRule
 from splince_fast.projection import Projection
+
+_CPU = torch.device("cpu")
+
+
+class SiteHook:
+    """Hook that erases the selected tokens at one site, with a copy of the eraser per device."""
+
+    def __init__(
+        self, name: str, eraser: Eraser, selections: CallSelections, placement: Placement
+    ) -> None:
+        self.name, self.selections, self.placement = name, selections, placement
+        self.width = eraser.n_features
+        self.n_calls = 0  # without calls of compiled code
+        self.ran_compiled = False
+        self._copies = {_CPU: eraser}
+        self._enabled = True  # whether the gate of all copies is 1
+        self._packed: PackedFactors | None = None  # factors for the C kernel, made on first use
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy; the copy erases, because no handle could enable it again."""
+        self.__dict__.update(state)
+        self.set_gate(1.0)
+
+    @classmethod
+    def of(cls, module: Module, side: str) -> list[SiteHook]:
+        """Return the erasing hooks on a side of a module, in the order in which they run."""
+        return [hook for hook in _hooks(module, side).values() if type(hook) is cls]
+
+    def register(self, module: Module) -> RemovableHandle:
+        """Add the hook to a module, after earlier erasers and nearer to it than other hooks."""
+        if self.placement.side == "input":
+            return module.register_forward_pre_hook(self, with_kwargs=True)
+        handle = module.register_forward_hook(self)
+        hooks = _hooks(module, "output")
+        for key in [key for key, hook in hooks.items() if type(hook) is not SiteHook]:
+            hooks.move_to_end(key)
+        return handle
+
+    def copy_on(self, device: torch.device) -> Eraser:
+        """Return the copy of the eraser on a device; make it on first use."""
+        eraser = self._copies.get(device)
+        if eraser is None:
+            eraser = copy.deepcopy(self._copies[_CPU]).to(device)
+            if not torch.compiler.is_compiling():
+                self._copies[device] = eraser
+        return eraser
+
+    def set_gate(self, value: float) -> float:
+        """Set the gate of every copy to 0 or 1; return the previous value."""
+        previous = float(self._copies[_CPU].gate)
+        self._enabled = value == 1.0
+        for eraser in self._copies.values():
+            eraser.gate.fill_(value)
+        return previous
+
+    def __call__(self, module: Module, args: Any, kwargs_or_output: Any) -> Any:
+        if self.placement.side == "output":
+            return self._erase(kwargs_or_output)
+        return sites.on_input(self.name, args, kwargs_or_output, self._erase)
+
+    def _erase(self, value: object) -> Any:
+        """Return an output or input of the module with the selected rows erased."""
+        # Compiled code treats a counter as a constant: each call would compile again.
+        if torch.compiler.is_compiling():
+            self.ran_compiled = True
+        else:
+            self.n_calls += 1
+        return sites.replace_rows(self.name, value, self.placement, self.width, self._erase_rows)
+
+    def _erase_rows(self, rows: Tensor) -> Tensor:
+        """Erase the selected rows of a tensor (..., d) by the C kernel if possible, or by torch."""
+        is_eager = not torch.compiler.is_compiling()
+        if is_eager and not self._enabled:
+            return rows
+        mask = self.selections.current(self.name).mask_for(self.name, rows)
+        erased = None
+        if is_eager:
+            if self._packed is None:
+                self._packed = self._pack()
+            erased = erased_in_memory(self._packed, rows)
+        if erased is None:
+            erased = self.copy_on(rows.device).forward(rows)
+        return erased if mask is None else torch.where(mask.unsqueeze(-1), erased, rows)
+
+    def _pack(self) -> PackedFactors:
+        eraser = self.copy_on(_CPU)
+        left, right, neg_bias = (
+            t.double().numpy() for t in (eraser.left, eraser.right, eraser.neg_bias)
+        )
+        return PackedFactors(left, right, np.zeros(self.width), -neg_bias)
+
+
+def _hooks(module: Module, side: str) -> Any:
+    return module._forward_pre_hooks if side == "input" else module._forward_hooks
 
 
 class Installed:
@@ -40,21 +141,7 @@ class Installed:
 
     Examples
     --------
-    >>> import torch
-    >>> import splince_fast as sf
-    >>> from splince_fast import nn as snn
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2))
-    >>> first = sf.Projection([[1.0], [0.0]], [[1.0], [0.0]], [5.0, 0.0])  # the first feature is 5
-    >>> installed = snn.install(model, first, at="0")
-    >>> x = torch.randn(4, 3)
-    >>> model(x)[:, 0]
-    tensor([5., 5., 5., 5.], grad_fn=<SelectBackward0>)
-    >>> with installed.disabled():
-    ...     bool((model(x)[:, 0] == 5).any())
-    False
-    >>> installed.counts
-    {'0': 2}
-    >>> installed.remove()
+    See :func:`install`.
     """
 
     def __init__(
@@ -101,23 +188,14 @@ class Installed:
         discard_compiled_code()
 
     def check(self) -> None:
-        """Raise NeverCalledError if a site did not run, or if other code removed a hook.
-
-        If the model was not called, sites need not have run.
-        """
-        for module, hook in self._hooks:
-            if self._handles and hook not in SiteHook.of(module, hook.placement.side):
-                raise NeverCalledError(
-                    f"other code removed the hook at {hook.name!r}, so nothing is erased there; "
-                    "install the erasers again, after that code"
-                )
+        """Raise NeverCalledError if the model was called, and a site did not run."""
         never_called = [h.name for _, h in self._hooks if not (h.n_calls or h.ran_compiled)]
         selections = self._hooks[0][1].selections if never_called else None
         if selections and (selections.n_calls or selections.ran_compiled):
             raise NeverCalledError(
                 f"the model ran, but the sites {listed(never_called)} never did, so nothing was "
-                "erased there: the calls take another path, or other code reads their weights; "
-                "choose the modules that contain them"
+                "erased there: the calls take another path, other code reads their weights, or it "
+                "removed the hooks; choose the modules that contain them"
             )
 
     @contextmanager
@@ -186,24 +264,21 @@ def install(
         :func:`fit_layers`, or else the tokens of the fit; for projections "body" if the call has
         tokens, otherwise "all".
     side, feature_dim, output
-        Tensor of a module to erase, as for :func:`collect`; for projections only, because `Erasers`
-        store these arguments.
+        As for :func:`collect`; for projections only, because `Erasers` store these arguments.
     strength : float
         Fraction of the erasure that is applied, above 0 and at most 1. A value below 1 steers and
-        does not erase (:meth:`splince_fast.Projection.scaled`): a linear probe that is fitted
-        afterwards predicts the concept as well as before.
+        does not erase (:meth:`splince_fast.Projection.scaled`).
 
     Returns
     -------
     Installed
-        A context manager and a handle: ``with install(model, erasers): ...``, or
-        ``installed = install(model, erasers)`` and later ``installed.remove()``.
+        A context manager, and a handle with ``remove()``.
 
     Raises
     ------
     SiteError
-        A name matches no module, a module is never called, or its weight has another width; the
-        model is then unchanged. In a call of the model: an output holds no tensor of this width.
+        A name matches no module, or a module is never called; the model is then unchanged. In a
+        call of the model: an output holds no tensor of the width of the eraser.
     InputError
         An argument is invalid.
 
@@ -218,10 +293,8 @@ def install(
     -----
     In patterns ``*``, ``?`` and ``[2-5]`` match within one part of a dotted name, ``**`` across
     dots. A second installation at a site is applied after the first. Installation and removal
-    discard compiled code, which does not run new hooks; the next call compiles the model again.
-    The factors of an eraser have 64 bits in a model of float64, and 32 bits otherwise.
-    ``output_hidden_states`` may return activations before erasing; :func:`collect` uses erased
-    activations.
+    discard compiled code. The factors of an eraser have 64 bits in a model of float64, and 32 bits
+    otherwise.
 
     Examples
     --------
@@ -233,17 +306,21 @@ def install(
     >>> x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     >>> x[:, 0] += torch.from_numpy(z)
     >>> moments = snn.collect(model, [{"input": x, "z": z}], "0", labels="z")
-    >>> with snn.install(model, moments.erasers(sf.leace, erase="z")):
+    >>> with snn.install(model, moments.erasers(sf.leace, erase="z")) as installed:
     ...     after = snn.collect(model, [{"input": x, "z": z}], "0", labels="z")
+    ...     with installed.disabled():
+    ...         plain = snn.collect(model, [{"input": x, "z": z}], "0", labels="z")
     >>> bool(np.abs(after["0"].cross_covariance("z")).max() < 1e-6)
     True
+    >>> plain.trace("z") == moments.trace("z"), installed.counts
+    (True, {'0': 2})
     """
     if not is_number(strength) or not 0 < strength <= 1:
         raise InputError(
             f"strength is {strength!r}; it must be a number above 0 and at most 1: 1 erases, and a "
             "fraction steers"
         )
-    model = running.unwrap(model)
+    model = calls.unwrap(model)
     if isinstance(erasers, Projection):
         if at is None:
             raise InputError("a single Projection needs at=, the names of the sites to erase")
@@ -273,9 +350,8 @@ def install(
                 eraser = eraser_for(
                     projection if strength == 1 else projection.scaled(strength), module, model
                 )
-            _check_weight(name, module, eraser.n_features, placement.heads or 1)
             hook = SiteHook(name, eraser, selections, placement)
-            for device in running.devices_of(module) or running.devices_of(model):
+            for device in calls.devices_of(module) or calls.devices_of(model):
                 hook.copy_on(device)  # compiled calls do not keep copies that they make
             hooks.append((module, hook))
             rank_zero += [] if eraser.rank else [name]
@@ -285,16 +361,3 @@ def install(
             NothingErasedWarning,
         )
     return Installed(model, hooks, float(strength))
-
-
-def _check_weight(name: str, module: Module, width: int, heads: int) -> None:
-    """Raise SiteError if no axis of a module's weight has the width of the eraser or of a head."""
-    # Modules without a plain `weight`, such as an LSTM, are checked in their first call.
-    weight: Any = getattr(module, "weight", None)
-    is_plain = type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.numel()
-    if is_plain and not {width, width // heads} & set(weight.shape):
-        raise SiteError(
-            f"the eraser for {name!r} has width {width}, and the weight of this "
-            f"{type(module).__name__} has shape {tuple(weight.shape)}: the eraser was fitted for "
-            "another model"
-        )

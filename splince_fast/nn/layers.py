@@ -16,13 +16,26 @@ import numpy as np
 from splince_fast._runtime.arguments import warn
 from splince_fast.exceptions import InputError, NothingErasedWarning, OnePassWarning, SiteError
 from splince_fast.methods.table import Function
-from splince_fast.nn import running
-from splince_fast.nn.collection import Collector, Labels, label_array, label_keys, read_labels
+from splince_fast.nn import calls
+from splince_fast.nn.calls import TokenRule
+from splince_fast.nn.collection import (
+    MIXED_RULES,
+    Collector,
+    Labels,
+    label_array,
+    label_keys,
+    read_labels,
+)
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.installed import install
-from splince_fast.nn.sites import Site
-from splince_fast.nn.tokens import TokenRule
+from splince_fast.nn.sites import Placement, Site
 from splince_fast.projection import Projection
+
+_SEVERAL_CALLS = (
+    "the site {!r} runs several times per batch: if its later activations depend on its earlier "
+    "ones, the eraser may leave part of the concept. Measure it by collect with the erasers "
+    "installed, or choose sites that run once"
+)
 
 
 def fit_layers(
@@ -61,10 +74,8 @@ def fit_layers(
     model, batches, at
         As for :func:`collect`; `batches` is read once per site and must yield the same rows in
         each pass.
-    method : str or callable, optional
+    method, erase, keep
         As for :func:`splince_fast.erase`.
-    erase, keep
-        Variables to erase and to keep, as for the method.
     labels, tokens
         As for :func:`collect`; by default `labels` are the variables in `erase` and `keep`.
     apply_to : {"body", "all", "first", "last"} or function, optional
@@ -93,10 +104,8 @@ def fit_layers(
     ------
     InputError
         An argument is invalid, or a later pass has other batches than the first one.
-    InfeasibleError
-        As for the method; the message names the site.
-    SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
-        As for :func:`collect`.
+    InfeasibleError, SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
+        As for the method, and for :func:`collect`; the message names the site.
 
     Warns
     -----
@@ -109,10 +118,9 @@ def fit_layers(
     >>> import torch
     >>> import splince_fast as sf
     >>> from splince_fast import nn as snn
-    >>> g = torch.Generator().manual_seed(0)
     >>> model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 6))
     >>> z = torch.arange(80) % 2
-    >>> batches = [{"input": torch.randn(80, 6, generator=g) + z[:, None], "z": z}]
+    >>> batches = [{"input": torch.randn(80, 6) + z[:, None], "z": z}]
     >>> erasers = snn.fit_layers(model, batches, ["0", "2"], sf.leace, erase="z")
     >>> list(erasers), erasers.sequential
     (['0', '2'], True)
@@ -126,24 +134,22 @@ def fit_layers(
         apply_to, bias = "all", "drop"
     if bias not in ("keep", "drop"):
         raise InputError(f"bias is {bias!r}; it must be 'keep' or 'drop'")
-    running.check_inputs(batches, forward)
+    calls.check_inputs(batches, forward)
     if iter(batches) is batches:
         raise InputError(
             "batches is an iterator, and every site needs its own pass; pass a list, or a "
             "DataLoader without shuffling"
         )
-    inner = running.unwrap(model)
+    inner = calls.unwrap(model)
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
     if labels is None:
         labels = list(dict.fromkeys((*_variables(erase), *_variables(keep))))
-    collector = Collector(
-        inner, at, labels=labels, tokens=tokens, side=side, feature_dim=feature_dim, output=output,
-        heads=heads, weight=weight, skip_ids=skip_ids, device=device, options=moments,
-    )  # fmt: skip
+    placement = Placement(side, feature_dim, output, heads)
+    collector = Collector(inner, at, labels, tokens, weight, skip_ids, device, placement, moments)
     if apply_to is not None:
         TokenRule.of(apply_to)
     modules, passes = collector.modules, _Passes(batches, labels)
-    may_stop = running.may_stop_early(inner, forward)
+    may_stop = calls.may_stop_early(inner, forward)
     projections: dict[str, Projection] = {}
     fitted_sites: list[Site] = []
     applied_rule: object = None
@@ -151,38 +157,30 @@ def fit_layers(
         for name, module in modules.items():
             hook = module.register_forward_hook(partial(passes.count, name))
             counting.callback(hook.remove)
-        with running.evaluating(inner):
+        with calls.evaluating(inner):
             for batch in batches:  # a call on the first batch determines the order of the sites
-                inputs = running.batch_to(batch, running.device_of(inner))
-                running.call(inner, inputs, label_keys(labels), forward)
+                inputs = calls.batch_to(batch, calls.device_of(inner))
+                calls.call(inner, inputs, label_keys(labels), forward)
                 break
         for name in dict.fromkeys([*passes.calls, *modules]):
             stops = may_stop and passes.first is not None and name not in passes.repeating
             collector.start({name: modules[name]}, stops)
             collected = collector.run(inner, passes, forward, progress)
-            applied_rule = collected.tokens if applied_rule is None else applied_rule
+            applied_rule = applied_rule or collected.tokens
             if apply_to is None and collected.tokens != applied_rule:
-                raise SiteError(
-                    f"the site {name!r} runs in a call with the token rule {collected.tokens!r}, "
-                    f"and earlier sites had {applied_rule!r}: only some calls have tokens. Fit "
-                    "such sites separately, or pass tokens='all'"
-                )
+                raise SiteError(MIXED_RULES.format(name, collected.tokens, applied_rule))
             erased_before = any(p.rank for p in projections.values())
             ((site, projection),) = collected._fit(method, erase, keep, options, erased_before)
             if bias == "drop":
+                zero = np.zeros(projection.n_features)
                 projection = Projection(
-                    projection.left, projection.right, np.zeros(projection.n_features),
-                    method=projection.method, report=projection.report,
+                    projection.left, projection.right, zero, method=projection.method,
+                    report=projection.report,
                 )  # fmt: skip
             projections[site.name] = projection
             fitted_sites.append(site)
             if projection.rank and name in passes.repeating:
-                warn(
-                    f"the site {name!r} runs several times per batch: if its later activations "
-                    "depend on its earlier ones, the eraser may leave part of the concept. Measure "
-                    "it by collect with the erasers installed, or choose sites that run once",
-                    OnePassWarning,
-                )
+                warn(_SEVERAL_CALLS.format(name), OnePassWarning)
             spec = replace(collected.recipe, apply_to=apply_to, bias=bias)
             erasers = Erasers(projections, fitted_sites, spec, sequential=True)
             installed.close()
@@ -218,20 +216,16 @@ class _Passes:
         n, labels = 0, b""
         for n, batch in enumerate(self._batches, 1):
             if n == 1:
-                labels = _pickled(read_labels(batch, self._labels))
+                columns = read_labels(batch, self._labels)
+                labels = pickle.dumps({k: label_array(v).tolist() for k, v in columns.items()})
             self.calls.clear()
             yield batch
             self.repeating |= {name for name, calls in self.calls.items() if calls > 1}
-        first = self.first = self.first or (n, labels)
-        if first != (n, labels):
-            change = "other labels in the first batch"
-            if n != first[0]:
-                change = f"{n} batches instead of {first[0]}"
+        self.first = self.first or (n, labels)
+        if self.first != (n, labels):
+            change = f"{n} batches instead of {self.first[0]}"
             raise InputError(
-                f"batches yielded other data in a later pass than in the first pass: {change}. "
-                "Every site must be fitted on the same rows: disable shuffling, or fix its seed"
+                "batches yielded other data in a later pass than in the first pass: "
+                f"{change if n != self.first[0] else 'other labels in the first batch'}. Every "
+                "site must be fitted on the same rows: disable shuffling, or fix its seed"
             )
-
-
-def _pickled(labels: dict[str, Any]) -> bytes:
-    return pickle.dumps({name: label_array(v).tolist() for name, v in labels.items()})

@@ -36,19 +36,15 @@ _WILDCARDS = {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
 
 def clean_names(model: Module) -> Iterator[tuple[str, str, Module]]:
     """Yield each module with its name, and its name without the parts that wrappers insert."""
-
-    def submodules(outer: Module, name: str, clean: str) -> Iterator[tuple[str, str, Module]]:
-        yield name, clean, outer
-        for part, module in outer._modules.items():
-            if module is not None:
-                new = clean if _is_wrapped(outer, part, not clean) else _joined(clean, part)
-                yield from submodules(module, _joined(name, part), new)
-
-    yield from submodules(model, "", "")
-
-
-def _joined(name: str, part: str) -> str:
-    return f"{name}.{part}" if name else part
+    modules: dict[str, Module] = {}
+    clean = {"": ""}
+    for name, module in model.named_modules(remove_duplicate=False):
+        outer, _, part = name.rpartition(".")
+        if name:
+            is_part = not _is_wrapped(modules[outer], part, not clean[outer])
+            clean[name] = f"{clean[outer]}.{part}".lstrip(".") if is_part else clean[outer]
+        modules[name] = module
+        yield name, clean[name], module
 
 
 def _is_wrapped(outer: Module, part: str, is_outermost: bool) -> bool:
@@ -73,40 +69,29 @@ def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, 
         raise SiteError(f"model is {described_type(model)}; it must be a torch.nn.Module")
     modules = named_modules(model)
     clean = {name: new for name, new, _ in clean_names(model)}
-    sites = list(at) if isinstance(at, Iterable) and not isinstance(at, str | Module) else [at]
-    if not sites:
+    entries = list(at) if isinstance(at, Iterable) and not isinstance(at, str | Module) else [at]
+    if not entries:
         raise SiteError("at names no site; pass a dotted name, a pattern, or a list of them")
-    selected = {name for site in sites for name in _matching(modules, clean, site)}
+    selected: set[str] = set()
+    for entry in entries:
+        found = [name for name, module in modules.items() if module is entry][:1]
+        if isinstance(entry, str):
+            pattern = _pattern(entry)
+            found = [name for name in modules if pattern.fullmatch(name)]
+            found = found or [new for name, new in clean.items() if pattern.fullmatch(name)]
+        if not found:
+            shown = described_type(entry) if isinstance(entry, Module) else repr(entry)
+            raise SiteError(
+                f"at holds {shown}: no module of this model has this name or pattern, or is this "
+                "module; model.named_modules() has all names"
+            )
+        selected.update(found)
     unique: dict[int, str] = {}
     for name, module in modules.items():
         if name in selected:
             _check_called(model, modules, name)
             unique.setdefault(id(module), name)
     return {name: modules[name] for name in unique.values()}
-
-
-def _matching(modules: Mapping[str, Module], clean: Mapping[str, str], site: object) -> list[str]:
-    """Return the names of the modules that one entry of `at` selects."""
-    if isinstance(site, Module):
-        matches = [name for name, module in modules.items() if module is site][:1]
-        error = (
-            f"at holds {described_type(site)} that is not in this model; pass a submodule of the "
-            "model, or its dotted name"
-        )
-    elif isinstance(site, str):
-        pattern = _pattern(site)
-        matches = [name for name in modules if pattern.fullmatch(name)]
-        matches = matches or [new for name, new in clean.items() if pattern.fullmatch(name)]
-        error = (
-            f"no module of this model has the name or pattern {site!r}; model.named_modules() has "
-            "all names"
-        )
-    else:
-        matches = []
-        error = f"at holds {site!r}; a site is a dotted name, a pattern, or a module of the model"
-    if not matches:
-        raise SiteError(error)
-    return matches
 
 
 def _pattern(site: str) -> re.Pattern[str]:
@@ -126,25 +111,26 @@ def _pattern(site: str) -> re.Pattern[str]:
 
 def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> None:
     """Raise SiteError for a module whose hooks would never run."""
-    for parent in [model, *(modules[p] for p in prefixes(name) if p in modules)]:
-        if isinstance(parent, torch.jit.ScriptModule | torch.fx.GraphModule):
-            raise SiteError(
-                f"{name!r} is inside a ScriptModule or an exported graph, which run no hooks that "
-                "are added later; pass the model before it is scripted, traced or exported"
-            )
-    kind = type(modules[name])
-    if kind.forward is Module.forward:
-        raise SiteError(
-            f"{name!r} is a {kind.__name__} without a forward method, so that it is never called; "
-            f"name the modules in it ({name + '.*'!r})"
+    around = [modules[p] for p in ("", *prefixes(name)) if p in modules]
+    kind, parent = type(modules[name]), modules.get(name.rpartition(".")[0])
+    reason = ""
+    if any(isinstance(m, torch.jit.ScriptModule | torch.fx.GraphModule) for m in (model, *around)):
+        reason = (
+            "inside a ScriptModule or an exported graph, which run no hooks that are added later; "
+            "pass the model before it is scripted, traced or exported"
         )
-    parent_name = name.rpartition(".")[0]
-    parent = model if not parent_name else modules.get(parent_name)
-    if isinstance(parent, torch.nn.MultiheadAttention):
-        raise SiteError(
-            f"{name!r} is never called: nn.MultiheadAttention reads its weights without calling "
-            f"it; use the output of {parent_name!r}"
+    elif kind.forward is Module.forward:
+        reason = (
+            f"a {kind.__name__} without a forward method, so that it is never called; name the "
+            f"modules in it ({name + '.*'!r})"
         )
+    elif name and isinstance(parent, torch.nn.MultiheadAttention):
+        reason = (
+            "never called: nn.MultiheadAttention reads its weights without calling it; use the "
+            f"output of {name.rpartition('.')[0]!r}"
+        )
+    if reason:
+        raise SiteError(f"{name!r} is {reason}")
 
 
 def prefixes(name: str) -> Iterator[str]:
@@ -168,25 +154,21 @@ class Placement:
 
     def __post_init__(self) -> None:
         """Raise InputError for invalid arguments of :func:`collect`."""
-        side, feature_dim, output, heads = self.side, self.feature_dim, self.output, self.heads
-        if side not in ("input", "output"):
-            raise InputError(f"side is {side!r}; it must be 'input' or 'output'")
-        if not is_integer(feature_dim):
-            raise InputError(f"feature_dim is {feature_dim!r}; it must be the number of an axis")
-        if output is not None and (
-            side == "input" or not (is_integer(output) or isinstance(output, str))
-        ):
-            raise InputError(
-                f"output is {output!r}; it must be the index or the name of an element of the "
-                "module's output, and side must be 'output'"
-            )
-        if heads is not None and not (is_integer(heads) and heads > 0):
-            raise InputError(
-                f"heads is {heads!r}; it must be a positive integer, such as "
-                "model.config.num_attention_heads or model.config.num_key_value_heads"
-            )
-        if heads is not None and feature_dim != -1:
-            raise InputError("heads= splits the last axis; leave feature_dim at -1")
+        output, heads = self.output, self.heads
+        is_key = is_integer(output) or isinstance(output, str)
+        for name, is_valid, valid in (
+            ("side", self.side in ("input", "output"), "'input' or 'output'"),
+            ("feature_dim", is_integer(self.feature_dim), "the number of an axis"),
+            ("output", output is None or (is_key and self.side == "output"),
+             "the index or the name of an element of an output, with side='output'"),
+            ("heads", heads is None or (is_integer(heads) and heads > 0),
+             "a positive integer, such as model.config.num_attention_heads or "
+             "model.config.num_key_value_heads"),
+            ("feature_dim", heads is None or self.feature_dim == -1,
+             "-1 with heads=, which splits the last axis"),
+        ):  # fmt: skip
+            if not is_valid:
+                raise InputError(f"{name} is {getattr(self, name)!r}; it must be {valid}")
 
 
 def is_row_tensor(value: object) -> bool:
@@ -198,24 +180,23 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
     """Return the tensor of a site in the output of its module, and its index or field."""
     if key is None and is_row_tensor(output):
         return output, None
-    elements = _elements(output)
-    keys, floating = list(elements), [k for k, value in elements.items() if is_row_tensor(value)]
+    parts, is_mapping = elements(output), isinstance(output, Mapping)
+    keys, floating = list(parts), [k for k, value in parts.items() if is_row_tensor(value)]
     found = key
-    if key is None and isinstance(output, Mapping):
-        found = "last_hidden_state" if "last_hidden_state" in output else next(iter(floating), None)
+    if key is None and is_mapping:
+        found = "last_hidden_state" if "last_hidden_state" in parts else [*floating, None][0]
     elif not isinstance(key, str):
-        i = key or 0
-        found = keys[i] if -len(keys) <= i < len(keys) else None
-    tensor: Any = elements.get(found, getattr(output, str(found), None))
+        found = next(iter(keys[key or 0 :]), None) if -len(keys) <= (key or 0) else None
+    tensor: Any = parts.get(found, getattr(output, str(found), None))
     if not is_row_tensor(tensor):
         hint = f"; output= can be {listed(floating)}" if floating else ""
         element = f"element {key!r} of " if key is not None else ""
         raise SiteError(
             f"the site {name!r} has no floating tensor: {element}{describe(output)}{hint}"
         )
-    if key is None and found != "last_hidden_state" and isinstance(output, Mapping):
+    if key is None and is_mapping and found != "last_hidden_state":
         width = tensor.shape[feature_dim:][:1]
-        fields = [k for k in floating if output[k].shape[feature_dim:][:1] == width]
+        fields = [k for k in floating if parts[k].shape[feature_dim:][:1] == width]
         if len(fields) > 1:
             raise SiteError(
                 f"the site {name!r} returns several tensors of the same width, {listed(fields)}: "
@@ -224,7 +205,7 @@ def pick(name: str, output: object, key: Key, feature_dim: int = -1) -> tuple[Te
     return tensor, found
 
 
-def _elements(output: object) -> dict[Key, Any]:
+def elements(output: object) -> dict[Key, Any]:
     """Return the elements of a mapping or a sequence by field or index."""
     if isinstance(output, Mapping):
         return dict(output)
@@ -357,8 +338,8 @@ def describe(value: object) -> str:
     """Return a description of a value by types and shapes, for error messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
-    elements = ", ".join(f"{key}: {describe(part)}" for key, part in _elements(value).items())
-    return f"{type(value).__name__}({elements})" if elements else type(value).__name__
+    parts = ", ".join(f"{key}: {describe(part)}" for key, part in elements(value).items())
+    return f"{type(value).__name__}({parts})" if parts else type(value).__name__
 
 
 def in_backward() -> bool:
@@ -420,54 +401,28 @@ class CollectionSpec:
         return cls(**{**values, "placement": placement, "skip_ids": tuple(skip_ids)})
 
 
-class BySite(Mapping[str, Any]):
-    """Base class of Collected and Erasers: a mapping from sites to values that can be saved."""
+class BySite(dict[str, Any]):
+    """Base class of Collected and Erasers: values by site that can be saved."""
 
     _KIND: ClassVar[str]  # name of this kind of object in files
     # Two functions: one converts a value to a record of a file, the other a record to a value.
     _CONVERTERS: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
-    # Types, by name, of the further arguments of the constructor, which are attributes.
-    _EXTRA_ATTRIBUTES: ClassVar[Mapping[str, type]]
+    _EXTRA: ClassVar[str]  # name of the further argument of the constructor, an attribute
 
     def __init__(
         self, values: Mapping[str, Any], sites: Iterable[Site], recipe: CollectionSpec, **extra: Any
     ) -> None:
-        self._values = dict(values)
-        self._sites = tuple(sites)
-        self._recipe = recipe
+        super().__init__(values)
+        self.sites, self.recipe = tuple(sites), recipe
+        self.placement, self.tokens = recipe.placement, recipe.tokens
         vars(self).update(extra)
 
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The sites, in the order in which they ran."""
-        return self._sites
+    def __missing__(self, name: object) -> Any:
+        raise KeyError(f"no site {name!r}; the sites are {listed(self)}")
 
-    @property
-    def recipe(self) -> CollectionSpec:
-        """The specification of the collection."""
-        return self._recipe
-
-    @property
-    def placement(self) -> Placement:
-        """Side, axis and element of the tensor of each module."""
-        return self._recipe.placement
-
-    @property
-    def tokens(self) -> Any:
-        """The rule that selected the tokens."""
-        return self._recipe.tokens
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise KeyError(f"no site {name!r}; the sites are {listed(self._values)}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+    def __repr__(self) -> str:
+        tokens = self.recipe.to_dict()["tokens"]
+        return f"{type(self).__name__}({len(self.sites)} sites, tokens {tokens})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file.
@@ -479,15 +434,15 @@ class BySite(Mapping[str, Any]):
         """
         tensors: files.Tensors = {}
         records = {}
-        for i, (name, value) in enumerate(self._values.items()):
+        for i, (name, value) in enumerate(self.items()):
             site_tensors, records[name] = self._CONVERTERS[0](value)
             tensors |= {f"{i}.{key}": tensor for key, tensor in site_tensors.items()}
         metadata = {
             "order": list(records),  # `records` is written with sorted keys
             "records": records,
-            "sites": [asdict(site) for site in self._sites],
-            "recipe": self._recipe.to_dict(),
-            **{name: getattr(self, name) for name in self._EXTRA_ATTRIBUTES},
+            "sites": [asdict(site) for site in self.sites],
+            "recipe": self.recipe.to_dict(),
+            self._EXTRA: getattr(self, self._EXTRA),
         }
         files.write(path, self._KIND, 1, tensors, metadata)
 
@@ -518,25 +473,8 @@ class BySite(Mapping[str, Any]):
         with files.consistent(path, "make it again"):
             values = {}
             for i, name in enumerate(metadata["order"]):
-                prefix = f"{i}."
-                site_tensors = {
-                    k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)
-                }
-                values[name] = cls._CONVERTERS[1](site_tensors, metadata["records"][name])
+                own = {k[len(f"{i}.") :]: t for k, t in tensors.items() if k.startswith(f"{i}.")}
+                values[name] = cls._CONVERTERS[1](own, metadata["records"][name])
             sites = [Site(**site) for site in metadata["sites"]]
             spec = CollectionSpec.from_dict(metadata["recipe"])
-            extra = {
-                name: convert(metadata[name]) for name, convert in cls._EXTRA_ATTRIBUTES.items()
-            }
-            return cls(values, sites, spec, **extra)
-
-
-def format_table(heading: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Format a table as text; the first column is aligned to the left, the others to the right."""
-    lines = [columns, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [heading]
-    for first, *others in lines:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        text.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(text)
+            return cls(values, sites, spec, **{cls._EXTRA: metadata[cls._EXTRA]})

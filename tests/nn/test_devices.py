@@ -1,4 +1,4 @@
-"""nn.accumulate, nn.hooks: several devices, by tensors with a device and no memory."""
+"""nn.accumulate, nn.installed: several devices, by tensors with a device and no memory."""
 
 from __future__ import annotations
 
@@ -6,60 +6,55 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-torch = pytest.importorskip("torch")
-
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-import splince_fast as sf  # noqa: E402
-from nn.conftest import projection  # noqa: E402
-from splince_fast import nn as snn  # noqa: E402
-from splince_fast.exceptions import NonFiniteError  # noqa: E402
-from splince_fast.labels import encode  # noqa: E402
-from splince_fast.moments.block import Workspace  # noqa: E402
-from splince_fast.moments.parameters import Parameters  # noqa: E402
-from splince_fast.moments.state import Scatter  # noqa: E402
-from splince_fast.nn import accumulate  # noqa: E402
-from splince_fast.nn.accumulate import SelectedRows, SiteSums  # noqa: E402
-from splince_fast.nn.hooks import SiteHook  # noqa: E402
-from splince_fast.nn.running import batch_to  # noqa: E402
-from splince_fast.nn.tokens import Selection, TokenRule, select  # noqa: E402
+from nn.conftest import projection
+from splince_fast import nn as snn
+from splince_fast.exceptions import NonFiniteError
+from splince_fast.moments.block import Workspace
+from splince_fast.moments.parameters import Parameters
+from splince_fast.nn import accumulate
+from splince_fast.nn.accumulate import SelectedRows, SiteSums
+from splince_fast.nn.calls import Selection, TokenRule, batch_to, select
+from splince_fast.nn.installed import SiteHook
 
 PARAMETERS = Parameters.of(None, None, ())
 CPU = torch.device("cpu")
 GPUS = [torch.device("cuda:0"), torch.device("cuda:1")]
 
 
-class Operations(TorchDispatchMode):  # type: ignore[misc]
-    """Names and options of the operations that run."""
+class Operations(TorchDispatchMode):
+    """Options of the copies between devices that run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.copies: list[dict[str, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append((str(func.overloadpacket), kwargs or {}))
+        if func.overloadpacket is torch.ops.aten._to_copy:
+            self.copies.append(kwargs)
         return func(*args, **(kwargs or {}))
 
-    def options(self, name: str) -> list[dict[str, Any]]:
-        return [options for seen, options in self.seen if seen == f"aten.{name}"]
+    def copies_that_block(self) -> list[bool]:
+        return [not options.get("non_blocking", False) for options in self.copies]
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tensors of any device, which pinning leaves as they are."""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Tensors of any device, and those that were pinned, which pinning leaves as they are."""
+    pinned: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
+        yield pinned
 
 
 # --- rows that are taken -------------------------------------------------------------------------
 
 
-def test_an_index_is_copied_to_the_device_of_the_rows(fake: None) -> None:
+def test_an_index_is_copied_to_the_device_of_the_rows(fake: list[Any]) -> None:
     selected = SelectedRows(2, 0, None, {}, torch.tensor([0, 2]))
     for device in (*GPUS, CPU):
         # An index on another device would be an error here as it is there.
@@ -92,36 +87,6 @@ def test_any_row_of_a_block_that_is_not_finite_is_named(bad: int, size: int, sum
     assert found.accumulator.state is None or not found.accumulator.state.n_rows
 
 
-def test_sums_on_a_device_equal_those_of_the_core(sums: Any) -> None:
-    """Weights, classes, missing labels, columns and a reference point far away, in float32."""
-    rng, width = np.random.default_rng(0), 70
-    X = (rng.normal(size=(9000, width)) + 50 + np.linspace(0, 3, 9000)[:, None]).astype(np.float32)
-    labels = {"z": rng.integers(0, 3, 9000), "y": rng.normal(size=(9000, 2))}
-    labels["missing"] = np.ma.masked_equal(rng.integers(0, 3, 9000), 0)
-    weight = rng.uniform(0.5, 2, 9000)
-    found = SiteSums("a", width, torch.float32, CPU, PARAMETERS, Workspace())
-    for batch, part in enumerate(np.split(np.arange(9000), [10, 5000, 5001])):
-        encoded = encode({k: v[part] for k, v in labels.items()}, len(part))
-        row_labels = SelectedRows(len(part), batch, weight[part], encoded)
-        found.add(torch.from_numpy(X[part]), row_labels)
-    ours = found.result()
-    exact = sf.Moments().update(X.astype(float), labels, sample_weight=weight)
-    assert isinstance(ours._accumulator.state.second, Scatter)
-    assert ours.n_rows == 9000
-    np.testing.assert_allclose(ours.weight, exact.weight, rtol=1e-12)
-    np.testing.assert_allclose(ours.mean, exact.mean, rtol=1e-12)
-    sd = np.sqrt(np.diag(exact.covariance()))
-    np.testing.assert_allclose(ours.covariance(), exact.covariance(), atol=1e-6 * sd.max() ** 2)
-    assert not np.array_equal(ours.covariance(), exact.covariance())  # control: float32 products
-    pairs, expected = (m._accumulator.label_products for m in (ours, exact))
-    assert pairs.cells.keys() == expected.cells.keys() != set()
-    for pair, cells in expected.cells.items():
-        np.testing.assert_allclose(pairs.cells[pair], cells, rtol=1e-10, atol=1e-10)
-    for name in labels:
-        expected = exact.cross_covariance(name)
-        np.testing.assert_allclose(ours.cross_covariance(name), expected, atol=1e-11)
-
-
 # --- copies --------------------------------------------------------------------------------------
 
 
@@ -141,24 +106,24 @@ def test_erasers_are_copied_when_they_are_installed(monkeypatch: pytest.MonkeyPa
     assert copied == {"0": GPUS[:1], "1": GPUS[1:], "2": GPUS}
 
 
-def test_copies_to_a_gpu_are_asynchronous_and_those_to_the_host_are_not(fake: None) -> None:
-    def blocks(run: Any) -> list[bool]:
+def test_copies_to_a_gpu_are_asynchronous_and_those_to_the_host_are_not(fake: list[Any]) -> None:
+    here, there = torch.zeros(2, 3), torch.zeros(2, 3, device=GPUS[0])
+    near = torch.zeros(2, 3, dtype=torch.bool)
+    rows, far_rows = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, device=GPUS[0])
+    for run, blocks, pinned in (
+        (lambda: accumulate.to_device(here, GPUS[0]), False, [here]),
+        (lambda: batch_to({"a": [here]}, GPUS[0]), False, []),
+        (lambda: Selection(near, "body").mask_for("a", far_rows), False, []),
+        # What the host reads has to be there.
+        (lambda: accumulate.to_device(there, CPU), True, []),
+        (lambda: batch_to(there, CPU), True, []),
+        (lambda: Selection(near.to(GPUS[0]), "body").mask_for("a", rows), True, []),
+    ):
+        fake.clear()
         with Operations() as operations:
             run()
-        copies = operations.options("_to_copy")
-        return [not options.get("non_blocking", False) for options in copies]
-
-    here, there = torch.zeros(2, 3), torch.zeros(2, 3, device=GPUS[0])
-    mask = torch.zeros(2, 3, dtype=torch.bool)
-    assert blocks(lambda: accumulate.to_device(here, GPUS[0])) == [False]
-    assert blocks(lambda: batch_to({"a": [here]}, GPUS[0])) == [False]
-    rows = torch.zeros(2, 3, 4)
-    assert blocks(lambda: Selection(mask, "body").mask_for("a", rows.to(GPUS[0])))[1:] == [False]
-    # What the host reads has to be there.
-    assert blocks(lambda: accumulate.to_device(there, CPU)) == [True]
-    assert blocks(lambda: batch_to(there, CPU)) == [True]
-    far = torch.zeros(2, 3, dtype=torch.bool, device=GPUS[0])
-    assert blocks(lambda: Selection(far, "body").mask_for("a", rows)) == [True]
+        assert operations.copies_that_block()[-1:] == [blocks]
+        assert fake == pinned
 
 
 @pytest.mark.parametrize("rule", ["body", "all", "first", "last"])
@@ -181,17 +146,6 @@ def test_the_selection_of_tokens_does_not_wait_for_a_gpu(rule: str) -> None:
             selected = select(TokenRule(rule), call).mask
             assert selected is not None
             assert (selected.device, tuple(selected.shape)) == (device, (2, 3))
-
-
-def test_a_copy_to_a_gpu_comes_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[Any] = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        values = torch.zeros(2)
-        accumulate.to_device(values, CPU)
-        assert not pinned
-        accumulate.to_device(values, GPUS[0])
-    assert pinned == [values]
 
 
 def test_memory_that_torch_reserves_without_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.utils import prune
 
-torch = pytest.importorskip("torch")
-
-from torch.nn.utils import prune  # noqa: E402
-
-import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, inputs, module, projection, tiny  # noqa: E402
-from splince_fast import nn as snn  # noqa: E402
+import splince_fast as sf
+from nn.conftest import hooks_in, inputs, module, projection, tiny
+from splince_fast import nn as snn
 
 
 def everywhere(call: Any) -> torch.Tensor:
@@ -222,66 +220,47 @@ def test_a_tied_head_is_untied_and_survives_a_file(make: Any, norm: str, tmp_pat
     assert not model.config.tie_word_embeddings
     assert not model.config.get_text_config().tie_word_embeddings
     with torch.no_grad():
-        expected = model(**batch).logits
-        assert torch.equal(reloaded(model, tmp_path)(**batch).logits, expected)
+        assert torch.equal(reloaded(model, tmp_path)(**batch).logits, model(**batch).logits)
 
 
 # --- refusals ------------------------------------------------------------------------------------
 
+X, NORM, ZERO = torch.randn(50, 16), {"norm": projection()}, {"0": projection()}
 
-class Residual(torch.nn.Module):
-    """A residual connection also reads the norm; `form` maps the output."""
 
-    def __init__(self, form: Any, width: int = 16) -> None:
-        super().__init__()
-        self.norm, self.linear = torch.nn.LayerNorm(width), torch.nn.Linear(width, width)
-        self.form, self.with_residual = form, True
+def residual(form: Any = lambda y: y, width: int = 16) -> Any:
+    """A model in which a residual connection reads the norm, too; `form` maps the output."""
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self: Any, x: torch.Tensor) -> Any:
         h = self.norm(x)
-        return self.form(self.linear(h) + (h if self.with_residual else 0))
+        return form(self.linear(h) + (h if self.with_residual else 0))
+
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(width, width)
+    return module(forward, norm=torch.nn.LayerNorm(width), linear=linear, with_residual=True)
 
 
 @pytest.mark.parametrize(
     "form",
     [
-        lambda y: y.index_fill(1, torch.tensor([0]), -1e9),
-        lambda y: y.index_fill(1, torch.tensor([0]), torch.finfo(torch.float32).min),
-        lambda y: y.index_fill(1, torch.tensor([0]), -torch.inf),
-        lambda y: y.index_fill(1, torch.tensor([0]), torch.nan),
+        *(lambda y, value=value: y.index_fill(1, torch.tensor([0]), value)
+          for value in (-1e9, torch.finfo(torch.float32).min, -torch.inf, torch.nan)),
         lambda y: [(torch.ones(3), y.double(), {"ids": y.argmax(-1)})],
     ],
     ids=["suppressed", "smallest number", "infinite", "not a number", "containers"],
-)
+)  # fmt: skip
 def test_a_reader_that_is_not_named_is_found_in_every_form_of_output(form: Any) -> None:
-    torch.manual_seed(0)
-    model, x, sites = Residual(form), torch.randn(50, 16), {"norm": projection()}
-    refused("residual connection", model, sites, {"norm": "linear"}, example=x)
+    model = residual(form)
+    refused("residual connection", model, NORM, {"norm": "linear"}, example=X)
     # Control: without the connection the same outputs are accepted.
     model.with_residual = False
-    assert 0 < snn.fold(model, sites, {"norm": "linear"}, example=x).difference < 1e-4
-
-
-def test_layers_that_are_not_the_readers_are_refused() -> None:
-    model, batch = tiny("gpt2"), inputs("gpt2")
-    site, own = "transformer.h.0.ln_1", {"transformer.h.0.ln_1": projection()}
-    for wrong in ("transformer.h.1.attn.c_attn", "transformer.h.0.attn.c_proj"):
-        refused(f"than '{wrong}' read the sites", model, own, {site: wrong}, example=batch)
-    names = f"names 'a'; the sites are '{site}'"
-    refused(names, model, own, {"a": site}, sf.exceptions.InputError, example=batch)
-    linear, into = {SITE: LINEAR}, {SITE: "model.layers.1.self_attn.[qk]_proj"}
-    refused("name all readers", tiny("llama"), linear, into, example=batch)
-    # A layer that runs at two places reads other states, too.
-    shared = torch.nn.Linear(16, 16)
-    twice = layer_norm(shared, torch.nn.Tanh(), shared)
-    refused("name all readers", twice, {"0": projection()}, {"0": "1"}, example=torch.randn(20, 16))
+    assert 0 < snn.fold(model, NORM, {"norm": "linear"}, example=X).difference < 1e-4
 
 
 def test_a_reader_is_found_below_the_precision_of_bfloat16() -> None:
     """The eraser changes wide activations by less than the rounding of folded weights may."""
-    torch.manual_seed(0)
     width = 2048
-    model = torch.nn.Sequential(Residual(lambda y: y, width), torch.nn.Linear(width, 8)).bfloat16()
+    model = torch.nn.Sequential(residual(width=width), torch.nn.Linear(width, 8)).bfloat16()
     with torch.no_grad():
         model[0].linear.weight.mul_(0.05)
     direction = np.full((width, 1), width**-0.5)
@@ -296,14 +275,20 @@ def test_a_reader_is_found_below_the_precision_of_bfloat16() -> None:
     snn.fold(model, sites, into, example=x)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [lambda y: y.argmax(-1), lambda y: {"ids": y.argmax(-1), "constant": torch.ones(3)}],
-    ids=["integers", "constants"],
-)
-def test_outputs_that_the_erasers_do_not_change_are_refused(form: Any) -> None:
-    sites, x = {"norm": projection()}, torch.randn(50, 16)
-    refused("change no floating tensor", Residual(form), sites, {"norm": "linear"}, example=x)
+def test_layers_that_are_not_the_readers_are_refused() -> None:
+    gpt2, batch, site = tiny("gpt2"), inputs("gpt2"), "transformer.h.0.ln_1"
+    llama, shared = tiny("llama"), torch.nn.Linear(16, 16)
+    # A layer that runs at two places reads other states, too.
+    twice = layer_norm(shared, torch.nn.Tanh(), shared)
+    constant = residual(lambda y: {"ids": y.argmax(-1), "constant": torch.ones(3)})
+    for match, model, erasers, into, example in (
+        *((f"than '{wrong}' read the sites", gpt2, {site: projection()}, {site: wrong}, batch)
+          for wrong in ("transformer.h.1.attn.c_attn", "transformer.h.0.attn.c_proj")),
+        ("name all readers", llama, {SITE: LINEAR}, {SITE: "**.1.self_attn.[qk]_proj"}, batch),
+        ("name all readers", twice, ZERO, {"0": "1"}, X),
+        ("change no floating tensor", constant, NORM, {"norm": "linear"}, X),
+    ):  # fmt: skip
+        refused(match, model, erasers, into, example=example)
 
 
 def test_sites_and_layers_that_the_example_does_not_run_are_named() -> None:
@@ -311,32 +296,23 @@ def test_sites_and_layers_that_the_example_does_not_run_are_named() -> None:
         h = self.norm(x)
         return self.large(h) if len(x) > 5 else self.small(self.other(h))
 
-    torch.manual_seed(0)
-    model = module(
-        forward, norm=torch.nn.LayerNorm(16), other=torch.nn.LayerNorm(16),
-        large=torch.nn.Linear(16, 4), small=torch.nn.Linear(16, 4),
-    )  # fmt: skip
-    x = torch.randn(20, 16)
-    norm, other = {"norm": projection()}, {"other": projection(seed=1)}
+    norms = {name: torch.nn.LayerNorm(16) for name in ("norm", "other")}
+    linear = {name: torch.nn.Linear(16, 4) for name in ("large", "small")}
+    model, other = module(forward, **norms, **linear), {"other": projection(seed=1)}
     into = {"norm": "large", "other": "small"}
-    refused("does not run 'other', so", model, norm | other, into, example=x)
-    refused("does not run 'small', so", model, norm, {"norm": ["large", "small"]}, example=x)
-    snn.fold(model, {"norm": projection()}, {"norm": "large"}, example=x)
+    refused("does not run 'other', so", model, NORM | other, into, example=X)
+    refused("does not run 'small', so", model, NORM, {"norm": ["large", "small"]}, example=X)
+    snn.fold(model, NORM, {"norm": "large"}, example=X)
 
 
 def test_weights_that_other_code_reads_or_that_overflow_are_refused() -> None:
-    class Twice(torch.nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(16, 16)
-            self.register_forward_hook(lambda m, a, y: torch.tanh(y) @ m.weight)
-
-    Twice.forward = torch.nn.Linear.forward  # type: ignore[method-assign]
+    read = layer_norm(torch.nn.Linear(16, 16))
+    read[1].register_forward_hook(lambda m, a, y: torch.tanh(y) @ m.weight)
     half = layer_norm(torch.nn.Linear(16, 4)).half()
-    signs = torch.from_numpy(np.sign(projection().right[:, 0]))
-    half[1].weight.data[:] = 60_000 * signs
+    half[1].weight.data[:] = 60_000 * torch.from_numpy(np.sign(projection().right[:, 0]))
     large = sf.Projection(projection().left * 100, projection().right, np.zeros(16))
-    for model, p in ((layer_norm(Twice()), projection()), (half, large)):
-        x = torch.randn(20, 16).to(model[1].weight.dtype)
+    for model, p in ((read, projection()), (half, large)):
+        x = X.to(model[1].weight.dtype)
         refused("overflows, or other code reads it", model, {"0": p}, {"0": "1"}, example=x)
 
 
@@ -371,32 +347,16 @@ def narrow(linear: Any) -> Any:
 
 
 def adapted(linear: Any) -> Any:
-    class Adapted(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x)
-
-    linear.__class__ = Adapted
+    forward = lambda self, x: torch.nn.Linear.forward(self, x)  # noqa: E731
+    linear.__class__ = type("Adapted", (torch.nn.Linear,), {"forward": forward})
     return linear
-
-
-def int8(linear: Any) -> Any:
-    """As torch's own: a method gives the weights."""
-
-    class Int8(torch.nn.Module):
-        def weight(self) -> Any:
-            return linear.weight
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.linear(x, self.weight())
-
-    return Int8()
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
 @pytest.mark.parametrize(
     "change",
     [
-        packed, narrow, adapted, int8,
+        packed, narrow, adapted,
         lambda linear: prune.l1_unstructured(linear, "weight", 0.3),
         lambda linear: prune.l1_unstructured(linear, "bias", 0.3),
         torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm,
@@ -404,24 +364,14 @@ def int8(linear: Any) -> Any:
     ],
 )  # fmt: skip
 def test_layers_that_are_not_plain_are_refused_and_hooks_work(change: Any) -> None:
-    model, x = layer_norm(change(torch.nn.Linear(16, 16))), torch.randn(20, 16)
-    message = r"^'1', a \w+, is (no plain layer|not linear)"
-    refused(message, model, {"0": projection()}, {"0": "1"}, example=x)
-    with torch.no_grad(), snn.install(model, {"0": projection()}):
-        assert model(x).shape == (20, 16)
-
-
-def test_sites_and_layers_that_are_not_linear_are_named() -> None:
-    model, x = layer_norm(torch.nn.GELU(), torch.nn.Linear(16, 3)), torch.randn(20, 16)
-    refused(r"'0', a LayerNorm.*into=\{'0': ", model, {"0": projection()}, example=x)
-    refused("'1', a GELU", model, {"0": projection()}, {"0": "1"}, example=x)
-    width = r"\(3, 16\), and the eraser of '2' has width 16"
-    refused(width, model, {"2": projection(16)}, {"2": "2"}, example=x)
-    refused("'0', a Conv2d, is not linear", torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3)),
-            {"0": projection()}, example=torch.randn(2, 3, 8, 8))  # fmt: skip
+    model = layer_norm(change(torch.nn.Linear(16, 16)))
+    refused(r"^'1', a \w+, is no plain layer", model, ZERO, {"0": "1"}, example=X)
+    with torch.no_grad(), snn.install(model, ZERO):
+        assert model(X).shape == X.shape
 
 
 def test_invalid_arguments_of_fold_are_errors() -> None:
+    """Sites and layers that are not linear are named; erasers are removed before a fold."""
     model, batches, example = llama_and_batches()
     body = snn.fit_layers(model, batches, "model.norm", sf.leace, erase="z")
     into, given = {"model.norm": "lm_head"}, {"model.norm": LINEAR}
@@ -430,23 +380,26 @@ def test_invalid_arguments_of_fold_are_errors() -> None:
         ("bias is", given, {"bias": "drop"}),
         ("erasers is a Projection", projection(), {}),
         ("erasers is empty", {}, {"into": {}}),
+        ("names 'a'; the sites are 'model.norm'", given, {"into": {"a": "lm_head"}}),
         ("example is None", given, {"example": None}),
     ):
         call = {"into": into, "example": example} | options
         refused(match, model, erasers, error=sf.exceptions.InputError, **call)
     wrong = {"input_ids": torch.tensor([[99]])}
-    error = refused("index out of range", model, given, into, IndexError, example=wrong)
-    assert "while the model ran on a batch or example" in error.__notes__[0]
-
-
-@pytest.mark.parametrize("side", ["input", "output"])
-def test_a_fold_while_erasers_are_installed_names_them(side: str) -> None:
-    """Install, try, fold is the natural order."""
-    model, x, p = layer_norm(torch.nn.Linear(16, 16)), torch.randn(20, 16), {"0": projection()}
-    installed = snn.install(model, {"1": projection()}, side=side)
-    refused(r"installed in this model, at '1'; call remove\(\)", model, p, {"0": "1"}, example=x)
-    installed.remove()
-    assert snn.fold(model, p, {"0": "1"}, example=x).difference < 1e-5
+    refused("index out of range", model, given, into, IndexError, example=wrong)
+    layers = layer_norm(torch.nn.GELU(), torch.nn.Linear(16, 3), torch.nn.Conv2d(3, 16, 3))
+    width = r"\(3, 16\), and the eraser of '2' has width 16"
+    for match, site, reader in (
+        (r"'0', a LayerNorm.*into=\{'0': ", "0", "0"), ("'1', a GELU", "0", "1"),
+        (width, "2", "2"), ("'3', a Conv2d, is not linear", "3", "3"),
+    ):  # fmt: skip
+        refused(match, layers, {site: projection()}, {site: reader}, example=X)
+    model = layer_norm(torch.nn.Linear(16, 16))
+    for side in ("input", "output"):
+        with snn.install(model, {"1": projection()}, side=side):
+            match = r"installed in this model, at '1'; call remove\(\)"
+            refused(match, model, ZERO, {"0": "1"}, example=X)
+    assert snn.fold(model, ZERO, {"0": "1"}, example=X).difference < 1e-5
 
 
 # --- the rest of a model -------------------------------------------------------------------------

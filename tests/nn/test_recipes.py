@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import splince_fast as sf  # noqa: E402
-from nn.conftest import WIDTH, hooks_in, inputs, left, tiny  # noqa: E402
-from splince_fast import nn as snn  # noqa: E402
+import splince_fast as sf
+from nn.conftest import WIDTH, hooks_in, inputs, left, tiny
+from splince_fast import nn as snn
 
 WORDS = [f"w{i}" for i in range(46)]
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, inputs, projection, tiny  # noqa: E402
-from splince_fast import nn as snn  # noqa: E402
+import splince_fast as sf
+from nn.conftest import hooks_in, labelled, projection, tiny
+from splince_fast import nn as snn
 
 # --- offloaded and moved -------------------------------------------------------------------------
 
@@ -24,24 +23,22 @@ from splince_fast import nn as snn  # noqa: E402
 @pytest.mark.parametrize("to", ["cpu", "disk"])
 def test_models_offloaded_by_accelerate_are_erased(to: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
-    batch = inputs("llama")
-    labelled = {**batch, "z": torch.arange(6) % 2}
-    model = tiny("llama")
-    plain = snn.collect(model, [labelled], "model.layers.*", labels="z", tokens="all")
-    with snn.install(model, {"model.layers.*": projection()}):
-        expected = model(**batch).logits
-    moved = tiny("llama")
-    if to == "cpu":
-        moved = accelerate.cpu_offload(moved, execution_device="cpu")
-    else:
-        moved = accelerate.disk_offload(moved, str(tmp_path), execution_device="cpu")
-    with snn.install(moved, {"model.layers.*": projection()}):
-        assert torch.allclose(moved(**batch).logits, expected)
-    found = snn.collect(moved, [labelled], "model.layers.*", labels="z", tokens="all")
-    for site in plain:
-        assert np.allclose(found[site].covariance(), plain[site].covariance(), atol=1e-6)
+    site, batch, erasers = "model.layers.1", labelled("llama", 6), {"model.layers.*": projection()}
+    call = {k: v for k, v in batch.items() if k != "z"}
+    found = []
+    for model in (tiny("llama"), tiny("llama")):
+        if found and to == "cpu":
+            accelerate.cpu_offload(model, execution_device="cpu")
+        elif found:
+            accelerate.disk_offload(model, str(tmp_path), execution_device="cpu")
+        collected = snn.collect(model, [batch], site, labels="z", tokens="all")[site]
+        with snn.install(model, erasers):
+            found.append((model(**call).logits, collected.covariance()))
+    (expected, plain), (logits, covariance) = found
+    assert torch.allclose(logits, expected)
+    assert np.allclose(covariance, plain, atol=1e-6)
     with pytest.raises(snn.FoldError, match="offloaded"):
-        snn.fold(moved, {"model.norm": projection()}, {"model.norm": "lm_head"}, example=batch)
+        snn.fold(model, {"model.norm": projection()}, {"model.norm": "lm_head"}, example=call)
 
 
 def test_a_model_that_changes_its_dtype_later() -> None:
@@ -50,8 +47,7 @@ def test_a_model_that_changes_its_dtype_later() -> None:
     with snn.install(model, {"0": p}):
         model.to(torch.bfloat16)
         narrow = torch.nn.functional.linear(x.bfloat16(), model[0].weight, model[0].bias)
-        expected = model[1](snn.Eraser(p)(narrow))
-        assert torch.equal(model(x.bfloat16()), expected)
+        assert torch.equal(model(x.bfloat16()), model[1](snn.Eraser(p)(narrow)))
         model.double()
         assert model(x.double()).dtype == torch.float64
 
@@ -59,15 +55,14 @@ def test_a_model_that_changes_its_dtype_later() -> None:
 # --- sharded -------------------------------------------------------------------------------------
 
 
-class Text(torch.nn.Module):  # type: ignore[misc]
-    """Tokens through three blocks; what stands behind the last site counts its calls."""
+class Text(torch.nn.Module):
+    """Tokens through three blocks; the last statement counts the calls that reach it."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed = torch.nn.Embedding(50, 16)
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
-        self.head = torch.nn.Linear(16, 4)
         self.ends = 0
 
     def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
@@ -75,19 +70,16 @@ class Text(torch.nn.Module):  # type: ignore[misc]
         for block in self.blocks:
             h = torch.tanh(block(h))
         self.ends += 1
-        return self.head(h)
+        return h
 
 
 def batches() -> list[dict[str, Any]]:
     """Left-padded batches; the label is a number that the tokens tell."""
     g = torch.Generator().manual_seed(0)
-    found = []
-    for _ in range(6):
-        ids = torch.randint(0, 50, (8, 5), generator=g)
-        mask = torch.ones_like(ids)
-        mask[:3, :2] = 0
-        found.append({"input_ids": ids, "attention_mask": mask, "z": (ids[:, -1] > 25).long()})
-    return found
+    mask = torch.ones(8, 5, dtype=torch.long)
+    mask[:3, :2] = 0
+    ids = torch.randint(0, 50, (6, 8, 5), generator=g)
+    return [{"input_ids": i, "attention_mask": mask, "z": (i[:, -1] > 25).long()} for i in ids]
 
 
 SITES = ["blocks.0", "blocks.1"]
@@ -115,22 +107,19 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+@torch.no_grad()
 def test_sharded_weights_before_and_after_installing() -> None:
-    batch = {k: v for k, v in batches()[0].items() if k != "z"}
-    p = projection(rank=2)
-    plain = Text()
-    before = plain(**batch)
+    ids, p, plain = batches()[0]["input_ids"], projection(rank=2), Text()
+    before = plain(ids)
     with snn.install(plain, {"blocks.*": p}):
-        expected = plain(**batch)
-    first = sharded(Text())
+        expected = plain(ids)
+    first, later = sharded(Text()), Text()
     with snn.install(first, {"blocks.*": p}) as installed:
-        assert torch.allclose(first(**batch), expected, atol=1e-6)
+        assert torch.allclose(first(ids), expected, atol=1e-6)
         assert installed.counts == {f"blocks.{i}": 1 for i in range(3)}
-    assert torch.allclose(first(**batch), before, atol=1e-6)
-    later = Text()
+    assert torch.allclose(first(ids), before, atol=1e-6)
     with snn.install(later, {"blocks.*": p}):
-        assert torch.allclose(sharded(later)(**batch), expected, atol=1e-6)
+        assert torch.allclose(sharded(later)(ids), expected, atol=1e-6)
     assert not torch.allclose(expected, before, atol=1e-3)
 
 
@@ -142,9 +131,8 @@ def test_no_early_end_and_no_fold_of_sharded_weights() -> None:
     assert model.ends == 1 + 6 + 6  # a rank that ends early would leave the others waiting
     assert plain.ends == 1 + 6  # control: the order of the sites, and the first pass
     before = hooks_in(model)
-    example = {"input_ids": batches()[0]["input_ids"]}
     with pytest.raises(snn.FoldError, match="distributed"):
-        snn.fold(model, {"blocks.1": projection()}, example=example)
+        snn.fold(model, {"blocks.1": projection()}, example=batches()[0]["input_ids"])
     assert hooks_in(model) == before
 
 
@@ -157,9 +145,8 @@ def _worker(rank: int, folder: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
-    )
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD)
     own = batches()[rank::WORLD]
     for kind, model in (("plain", Text()), ("sharded", sharded(Text()))):
         found = snn.collect(model, own, SITES, labels="z").all_reduce()
@@ -175,6 +162,7 @@ def _worker(rank: int, folder: str) -> None:
 
 
 def test_all_reduce_sums_over_processes() -> None:
+    totals = []
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         workers = [context.Process(target=_worker, args=(r, folder)) for r in range(WORLD)]
@@ -184,13 +172,12 @@ def test_all_reduce_sums_over_processes() -> None:
             worker.join(240)
         assert [worker.exitcode for worker in workers] == [0] * WORLD
         assert len(list(Path(folder).glob("refused*"))) == WORLD
-        totals = {}
         for kind in ("plain", "sharded"):
-            files = [Path(f"{folder}/{kind}{r}.safetensors").read_bytes() for r in range(WORLD)]
-            assert files[0] == files[1] == files[2]
-            totals[kind] = snn.Collected.load(f"{folder}/{kind}0.safetensors")
+            files = [Path(f"{folder}/{kind}{r}.safetensors") for r in range(WORLD)]
+            assert len({file.read_bytes() for file in files}) == 1
+            totals.append(snn.Collected.load(files[0]))
     whole = snn.collect(Text(), batches(), SITES, labels="z")
-    for total in totals.values():
+    for total in totals:
         assert total.n_sequences == whole.n_sequences == 48
         for site, moments in whole.items():
             assert total[site].n_rows == moments.n_rows

@@ -7,14 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from nn.conftest import inputs, projection, tiny  # noqa: E402
-from splince_fast import nn as snn  # noqa: E402
-from splince_fast.nn import sites  # noqa: E402
+from nn.conftest import hooks_in, inputs, is_erased, model_of, projection, refused, tiny
+from splince_fast import nn as snn
+from splince_fast.nn import sites
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -136,56 +134,100 @@ def test_brackets_hold_characters_not_numbers() -> None:
 class Named(NamedTuple):
     """A named tuple."""
 
-    a: torch.Tensor
-    b: torch.Tensor
-
-
-@dataclasses.dataclass
-class Fields:
-    """A dataclass."""
-
-    a: torch.Tensor
-    b: torch.Tensor
+    a: Any
+    b: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     """A frozen dataclass that derives a field."""
 
-    a: torch.Tensor
-    b: torch.Tensor
+    a: Any
+    b: Any
     n_rows: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_rows", len(self.a))
 
 
-def largest(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """A named tuple of torch, as of torch.topk."""
-    return torch.return_types.aminmax((a, b))
+def of_transformers(x: torch.Tensor) -> Any:
+    outputs = pytest.importorskip("transformers").modeling_outputs
+    return outputs.BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=x.mean(1))
+
+
+# An output that holds x, the argument `output`, and the key of the tensor to erase.
+FORMS: dict[str, tuple[Callable[[torch.Tensor], Any], Any, Any]] = {
+    "tensor": (lambda x: x + 0, None, None),
+    "view": (lambda x: x[:], None, None),
+    "identity": (lambda x: x, None, None),
+    "tuple": (lambda x: (x, 3), None, 0),
+    "list": (lambda x: [x, None], None, 0),
+    "element": (lambda x: (x.long(), x), 1, 1),
+    "named tuple": (lambda x: Named(x, "b"), None, 0),
+    "field of a named tuple": (lambda x: Named(x, x), "b", 1),
+    "frozen dataclass": (lambda x: Frozen(x, x), "b", "b"),
+    "torch": (lambda x: torch.return_types.aminmax((x, x)), "max", 1),
+    "torch by index": (lambda x: torch.return_types.aminmax((x, x)), 1, 1),
+    "mapping": (lambda x: {"size": 3, "states": x}, None, "states"),
+    "only one of the width": (
+        lambda x: {"ids": x[..., 0].long(), "states": x, "logits": x[..., :3]}, None, "states"
+    ),
+    # As sentence-transformers returns them.
+    "one of several": (lambda x: {"tokens": x, "sentence": x + 1}, "sentence", "sentence"),
+    "transformers": (of_transformers, None, "last_hidden_state"),
+}  # fmt: skip
+
+
+def elements(value: Any) -> dict[Any, Any]:
+    """The parts of an output by index or name."""
+    if isinstance(value, torch.Tensor):
+        return {None: value}
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
+    return dict(value) if isinstance(value, dict) else vars(value)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_tensor_of_an_output_is_replaced_in_a_copy_of_its_type(form: str) -> None:
+    make, output, key = FORMS[form]
+    seen: list[Any] = []
+    model = model_of(lambda x: seen.append(make(x)) or seen[-1])
+    x, p = torch.randn(4, 7, 16), projection()
+    kept, plain = x.clone(), elements(make(x))
+    with snn.install(model, p, at="0", output=output):
+        found = model(x)
+    assert type(found) is type(seen[0])
+    parts = elements(found)
+    assert is_erased(parts.pop(key), plain.pop(key), p)
+    assert all(p is plain[k] or torch.equal(p, plain[k]) for k, p in parts.items())
+    # The output of the module itself and its argument are as before.
+    assert torch.equal(x, kept)
+    assert torch.equal(elements(seen[0])[key], elements(make(x))[key])
+    if form == "transformers":
+        assert found.last_hidden_state is found["last_hidden_state"]
+
+
+SAME_WIDTH = "same width, 'tokens', 'sentence'.*output="
 
 
 @pytest.mark.parametrize(
-    ("make", "key"),
-    [(Named, "b"), (Fields, "b"), (Frozen, "b"), (largest, "max"), (largest, 1)],
-    ids=["named tuple", "dataclass", "frozen dataclass", "torch", "torch by index"],
-)
-def test_a_field_of_an_output_is_replaced_in_a_copy(make: Callable[..., Any], key: Any) -> None:
-    class Site(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            self.output = make(x, x)  # both fields hold the same tensor
-            return self.output
-
-    model, x, p = torch.nn.Sequential(Site()), torch.randn(20, 16), projection()
-    with snn.install(model, p, at="0", output=key):
-        found = model(x)
-    assert type(found) is type(model[0].output)
-    first, second = (found.a, found.b) if hasattr(found, "a") else (found.min, found.max)
-    assert torch.equal(first, x)
-    assert np.allclose(second, p(x.numpy()), atol=1e-5)
-    original = model[0].output
-    assert (original.b if hasattr(original, "b") else original.max) is x
-    assert getattr(found, "n_rows", 20) == 20
+    ("form", "match", "options"),
+    [
+        (lambda x: None, "'0' has no floating tensor", {}),
+        (lambda x: x.long(), "'0' has no floating tensor", {}),
+        (lambda x: (x.long(), x), "output= can be 1", {}),
+        (lambda x: {"tokens": x, "sentence": x.mean(1)}, SAME_WIDTH, {}),
+        # Along another axis other fields are alike.
+        (lambda x: {"a": x, "b": x[..., :3], "c": x[:, :2]}, "width, 'a', 'b'", {"feature_dim": 1}),
+        (lambda x: x, r"axis 1 must have width 16.*axis 2 has this width", {"feature_dim": 1}),
+    ],
+)  # fmt: skip
+def test_outputs_without_one_tensor_of_the_width_are_named(
+    form: Any, match: str, options: Any
+) -> None:
+    model, x = model_of(form), torch.randn(4, 7, 16)
+    refused(snn.SiteError, match, model, {"0": projection()}, x, **options)
+    assert hooks_in(model) == 0
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -1,4 +1,4 @@
-"""Tokens that a rule selects in a call of a model, computed from the arguments of the call.
+"""Calls of a model on batches, and the tokens that a rule selects by the arguments of a call.
 
 Activations (B, T, d) show neither padding nor the positions of decoded tokens; the arguments show
 both. Hooks on the model, and on modules around a site that take token ids, compute the selection
@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
@@ -30,6 +31,7 @@ from splince_fast.nn.sites import clean_names, in_backward, prefixes
 # Integer label that means "no label", as in the losses of torch.
 MISSING_LABEL = -100
 
+_FSDP = ("FSDPModule", "FullyShardedDataParallel")
 RULES = ("body", "all", "first", "last")
 
 
@@ -73,10 +75,9 @@ class Selection:
                 raise SiteError(f"the site {name!r} {self.error}")
             mask = torch.zeros(shape, dtype=torch.bool, device=x.device)
             mask[:, 0] = True
-            return mask
         if mask is None:
             return None
-        token_shape, n_tokens = tuple(mask.shape), mask.ndim
+        token_shape = tuple(mask.shape)
         # Equal sizes come first: comparing other sizes would fix the batch size of an export.
         if token_shape == shape:
             if self.all_selected:
@@ -93,10 +94,10 @@ class Selection:
                     f"shape {token_shape}; pass {hint}a function that returns a mask of the site's "
                     "own shape"
                 )
-            if shape[:n_tokens] != token_shape:
+            if shape[: mask.ndim] != token_shape:
                 return None  # without tokens, such as a pooled state or a module of a vision tower
             # The rows of a token are those of its heads.
-            mask = mask.reshape(*token_shape, *[1] * (len(shape) - n_tokens)).expand(shape)
+            mask = mask[(..., *[None] * (len(shape) - mask.ndim))].expand(shape)
         # Only copies to a GPU are asynchronous, because the host may read its copy at once.
         return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
 
@@ -109,13 +110,7 @@ ALL_ROWS = Selection(None, "all")
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(forward: Any) -> tuple[Parameter, ...]:
-    try:
-        return tuple(inspect.signature(forward).parameters.values())[1:]  # without self
-    except (TypeError, ValueError):
-        return (
-            Parameter("args", Parameter.VAR_POSITIONAL),
-            Parameter("kwargs", Parameter.VAR_KEYWORD),
-        )
+    return tuple(inspect.signature(forward).parameters.values())[1:]  # without self
 
 
 def parameters_of(module: Module) -> tuple[Parameter, ...]:
@@ -125,11 +120,10 @@ def parameters_of(module: Module) -> tuple[Parameter, ...]:
 
 
 def _past_length(
-    arguments: Mapping[str, Any], length: int, mask: Tensor | None
+    caches: Iterable[Any], position: object, length: int, mask: Tensor | None
 ) -> int | Tensor | None:
     """Return the number of tokens before those of a call; None if no argument shows it."""
     n_masked = 0 if mask is None else max(0, mask.shape[-1] - length)
-    caches = [value for key, value in arguments.items() if _is_cache(key, value)]
     for cache in caches:
         if hasattr(cache, "get_seq_length"):
             with suppress(ValueError):  # raised by a cache that holds recurrent states only
@@ -141,7 +135,6 @@ def _past_length(
         if isinstance(cache, tuple | list) and (not cache or isinstance(cache[0], tuple | list)):
             # The axis of the tokens depends on the model, so that the mask is the better source.
             return n_masked or (int(cache[0][0].shape[-2]) if cache else 0)
-    position = arguments.get("cache_position")
     if isinstance(position, Tensor) and position.numel():
         return position.reshape(-1)[0]
     covers_past = mask is not None and mask.ndim == 2 and n_masked > 0
@@ -191,12 +184,12 @@ def select(
     if skip_ids and rule == "body" and tokens is not ids:
         raise SiteError("skip_ids needs a call with input_ids, and this call has none")
     length = tokens.shape[1]
-    n_past = _past_length(arguments, length, mask)
+    caches = {key: value for key, value in arguments.items() if _is_cache(key, value)}
+    n_past = _past_length(caches.values(), arguments.get("cache_position"), length, mask)
     if n_past is None:
         if rule != "all":
-            caches = [key for key, value in arguments.items() if _is_cache(key, value)]
             raise SiteError(
-                f"the number of earlier tokens in {caches} is unknown, so tokens={rule!r} "
+                f"the number of earlier tokens in {list(caches)} is unknown, so tokens={rule!r} "
                 "cannot find its tokens; pass an attention_mask over all tokens so far, "
                 "tokens='all', or a function of the call's inputs"
             )
@@ -270,45 +263,32 @@ class CallSelections:
         self.token_rule = token_rule
         self.n_calls = 0  # without compiled calls
         self.ran_compiled = False
-        # The innermost running call: its selection, and the call around it.
-        self._thread = threading.local()
+        # The innermost running call of each thread: its selection, and the call around it.
+        self._calls: dict[int, Any] = {}
         self._compiled_call: tuple[Selection, Any] | None = None  # compiled code reads no threads
         # Whether a call that recorded gradients selected only some rows; a tensor on a device.
         self._is_partial: bool | Tensor = False
         self._handles: list[RemovableHandle] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        names = "token_rule", "n_calls", "ran_compiled"
-        return {name: getattr(self, name) for name in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["token_rule"])  # type: ignore[misc]
-        self.__dict__.update(state)
 
     def current(self, name: str) -> Selection:
         """Return the selection of the running call; error messages name the site `name`."""
         call = self._call()
         if call is not None:
             return call[0]
-        may_be_all = self.token_rule.rule in (None, "all")
+        is_all = self.token_rule.rule in (None, "all")
         # Gradient checkpointing runs modules again in the backward pass, outside of a call.
-        if in_backward() and not (may_be_all and not bool(self._is_partial)):
+        if not is_all or (in_backward() and bool(self._is_partial)):
             raise SiteError(
-                f"the site {name!r} runs again in a backward pass (gradient checkpointing), where "
-                "the tokens of the call are unknown; pass tokens='all' and batches without "
-                "padding, or disable gradient checkpointing"
-            )
-        if not may_be_all:
-            raise SiteError(
-                f"the site {name!r} runs outside of a call of the model, so its tokens are "
-                "unknown; call the model with input_ids or attention_mask, or pass tokens='all'"
+                f"the site {name!r} runs outside of a call of the model, or again in a backward "
+                "pass (gradient checkpointing), so its tokens are unknown; pass tokens='all' and "
+                "batches without padding, call the model itself, or disable gradient checkpointing"
             )
         return ALL_ROWS
 
     def _call(self) -> tuple[Selection, Any] | None:
         if torch.compiler.is_compiling():
             return self._compiled_call
-        return getattr(self._thread, "call", None)
+        return self._calls.get(threading.get_ident())
 
     def attach(self, model: Module, names: Iterable[str]) -> None:
         """Add hooks to a model, and to modules around the sites `names` that take tokens."""
@@ -347,18 +327,15 @@ class CallSelections:
         ids, embeds, mask = map(arguments.get, ("input_ids", "inputs_embeds", "attention_mask"))
         tokens = embeds if ids is None else ids
         # A module of embeddings has the tokens of the call around it, and no attention mask.
-        if (
-            outer
-            and not is_root
-            and (tokens is None or (tokens is outer[0].tokens and mask is None))
-        ):
+        is_same = outer and (tokens is None or (tokens is outer[0].tokens and mask is None))
+        if outer and is_same and not is_root:
             selection = outer[0]
         else:
             selection = select(self.token_rule, arguments, parameters)
         self._compiled_call = selection, self._compiled_call
         if compiling:
             return
-        self._thread.call = selection, outer
+        self._calls[threading.get_ident()] = selection, outer
         mask = selection.mask
         if torch.is_grad_enabled() and (mask is not None or selection.error):
             is_padded = mask is None or selection.rule != "all" or ~mask.all()
@@ -370,4 +347,96 @@ class CallSelections:
         if self._compiled_call is not None:
             self._compiled_call = self._compiled_call[1]
         if not torch.compiler.is_compiling() and call is not None:
-            self._thread.call = call[1]
+            self._calls[threading.get_ident()] = call[1]
+
+
+# -- batches --------------------------------------------------------------------------------
+
+
+class StopForward(Exception):
+    """Exception that ends a forward pass after the last site."""
+
+
+def unwrap(model: object) -> Module:
+    """Return the model inside the wrappers of torch.compile and nn.DataParallel."""
+    model = getattr(model, "_orig_mod", model)
+    return model.module if isinstance(model, torch.nn.DataParallel) else model
+
+
+def devices_of(model: Module) -> list[torch.device]:
+    """Return the devices of a model's parameters and buffers, except the meta device."""
+    tensors = (*model.parameters(), *model.buffers())
+    return list(dict.fromkeys(t.device for t in tensors if t.device.type != "meta"))
+
+
+def device_of(model: Module) -> torch.device:
+    """Return the device of the first parameter or buffer; the CPU for a model without them."""
+    return next(iter(devices_of(model)), torch.device("cpu"))
+
+
+def batch_to(batch: object, device: torch.device) -> Any:
+    """Copy the tensors of a batch to a device; copies to a GPU are asynchronous."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=device.type == "cuda")
+    if isinstance(batch, Mapping):
+        return {key: batch_to(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(batch_to(value, device) for value in batch)
+    return batch
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Disable a model's training mode, gradients and compiled code inside a ``with`` block."""
+    modes = [(module, module.training) for module in model.modules()]
+    # Compiled code does not run new hooks.
+    is_compiler_loaded = "torch._dynamo" in sys.modules
+    eager = torch.compiler.set_stance("force_eager") if is_compiler_loaded else nullcontext()
+    with torch.no_grad(), eager:
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool:
+    """Return whether a forward pass may end after the last site."""
+    if forward is not None:
+        return False
+    return not any(
+        hasattr(module, "_hf_hook") or any(kind.__name__ in _FSDP for kind in type(module).__mro__)
+        for module in model.modules()
+    )
+
+
+def check_inputs(batches: object, forward: object, name: str = "batches") -> None:
+    """Raise InputError unless `batches` is iterable, and `forward` is a function or None."""
+    is_iterable = isinstance(batches, Iterable) or hasattr(type(batches), "__len__")
+    if not is_iterable or isinstance(batches, str | bytes):
+        raise InputError(
+            f"{name} is {batches!r}; pass the batches themselves, such as a list or a DataLoader"
+        )
+    if forward is not None and not callable(forward):
+        raise InputError(f"forward is {forward!r}; it must be a function of model and batch")
+
+
+def call(
+    model: Module, batch: object, label_keys: Sequence[str], forward: Callable[..., object] | None
+) -> Any:
+    """Return the output of a model for a batch."""
+    if forward is not None:
+        return forward(model, batch)
+    parameters = parameters_of(model)
+    if isinstance(batch, Mapping):
+        any_key = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        keys = batch.keys() if any_key else {p.name for p in parameters}
+        return model(**{k: v for k, v in batch.items() if k in keys and k not in label_keys})
+    if isinstance(batch, tuple | list):
+        positional = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+        takes_one = len(positional) == 1 and positional[0].kind is not Parameter.VAR_POSITIONAL
+        if label_keys or (len(batch) == 2 and takes_one):  # (inputs, labels)
+            return call(model, batch[0], label_keys, None)
+        return model(*batch)
+    return model(batch)
