@@ -58,7 +58,7 @@ def factual_test(results: Results) -> FactualTest:
 def odds_factor(results: Results, method: str, field: str) -> OddsFactor:
     """Return exp(mean coefficient) with a t-interval corrected for the overlap of the splits."""
     values = results.column(method, field)
-    _, _, low, high = corrected_t(values.tolist(), results.test_ratio, CONFIDENCE)
+    _, _, low, high = corrected_t(values.tolist(), results.test_ratio)
     return OddsFactor(*map(float, np.exp([values.mean(), low, high])))
 
 

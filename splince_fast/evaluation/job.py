@@ -26,8 +26,6 @@ from splince_fast.evaluation.erasers import (
 from splince_fast.evaluation.heads import Head
 from splince_fast.evaluation.metrics import (
     OF_CLASSES,
-    ClassPredictions,
-    QuantityPredictions,
     add_scores,
     as_codes,
     as_quantities,
@@ -220,8 +218,7 @@ class Job:
                 f"{FOLDS}-fold cross-validation on the training rows" + text * (left_out > 0),
             )
         else:
-            held_out = (ClassPredictions(validation.codes, y_pred) for y_pred in predictions)
-            scored = [scores(_SELECTION, y_pred) for y_pred in held_out]
+            scored = [scores(_SELECTION, validation.codes, y_pred) for y_pred in predictions]
         return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), notes)
 
     def _fit(self, rows: ErasedRows, alphas: Sequence[float], **options: Any) -> list[Head]:
@@ -257,7 +254,7 @@ class Job:
             for i, f in enumerate(folds):
                 fit = fits[i * len(alphas) + j]
                 y_pred[fold == f] = self._predict(fit, rows.train[fold == f])
-            scored.append(scores(_SELECTION, ClassPredictions(labels, y_pred[held_out])))
+            scored.append(scores(_SELECTION, labels, y_pred[held_out]))
         return scored, FOLDS - len(folds)
 
     def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
@@ -278,22 +275,20 @@ class Job:
 
     def _add_scores(self, record: Record, y_pred: NDArray[Any]) -> Record:
         """Return the record with the metrics of the predictions on the test rows."""
-        plan = self.plan
+        plan, labels = self.plan, self.test.codes
         if isinstance(plan.task, Columns):
-            y_pred = as_quantities(y_pred, self.test.codes.task.shape)
-            quantities = QuantityPredictions(self.test.codes.task, y_pred)
-            return add_scores(record, quantities, plan.metrics)
-        if n_unknown := int((~np.isin(self.test.codes.task, self.classes)).sum()):
+            y_pred = as_quantities(y_pred, labels.task.shape)
+            return add_scores(record, labels, y_pred, (), plan.metrics)
+        if n_unknown := int((~np.isin(labels.task, self.classes)).sum()):
             note = (
                 f"{n_unknown} test rows have a class of the task that no training row has; they "
                 "count as errors"
             )
             record = dataclasses.replace(record, notes=(*record.notes, note))
-        y_pred = as_codes(y_pred, len(self.test.codes.task), self.classes)
+        y_pred = as_codes(y_pred, len(labels.task), self.classes)
         if plan.test is not None:
             record = dataclasses.replace(record, y_pred=tuple(y_pred.tolist()))
-        predictions = ClassPredictions(self.test.codes, y_pred, plan.task.classes)
-        return add_scores(record, predictions, plan.metrics)
+        return add_scores(record, labels, y_pred, plan.task.classes, plan.metrics)
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:

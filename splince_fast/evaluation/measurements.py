@@ -17,7 +17,6 @@ from splince_fast.evaluation.data import FEW_ROWS, Codes, Float
 from splince_fast.evaluation.metrics import (
     OF_CLASSES,
     CellAccuracy,
-    ClassPredictions,
     TableMetric,
     metric_of,
     scores,
@@ -249,8 +248,7 @@ class Measurements:
         y_pred, table = np.array(found[0].y_pred), {metric: OF_CLASSES[metric]}
 
         def statistic(rows: Codes) -> float:
-            predictions = ClassPredictions(labels.take(rows), y_pred[rows])
-            return scores(table, predictions).get(metric, math.nan)
+            return scores(table, labels.take(rows), y_pred[rows]).get(metric, math.nan)
 
         if math.isnan(statistic(np.arange(len(y_pred)))):
             return None

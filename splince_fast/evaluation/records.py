@@ -146,7 +146,7 @@ def from_text(text: bytes, name: str) -> tuple[list[Record], Context]:
     try:
         content = json.loads(text)
         if content["kind"] != "comparison" or content["format"] != _FORMAT:
-            raise ValueError(f"kind {content['kind']!r}, format {content['format']!r}")
+            raise ValueError("another kind or format")
         records = [Record.from_json(entry) for entry in content["records"]]
         return records, Context.from_json(content["context"])
     except (ValueError, KeyError, TypeError) as error:

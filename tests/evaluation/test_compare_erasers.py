@@ -50,29 +50,21 @@ def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_
     assert result.mean("residual", eraser="none") == pytest.approx(1.0)
 
 
-def test_baselines_draw_validation_rows_where_the_split_has_none() -> None:
-    erasers = {"INLP": "INLP", "RLACE": RLACE(max_steps=100)}
+def test_erasers_by_name_and_as_estimators() -> None:
+    """A split without validation rows: the baselines draw their own."""
+    quick = RLACE(max_steps=300, check_every=100)
+    erasers = {"INLP": "INLP", "one": INLP(max_rank=1), "R-LACE": quick, "A": sf.SPLINCE(),
+               "SPLINCE": "SPLINCE", "LEACE": "LEACE"}  # fmt: skip
     result = run(X, y, z, erasers=erasers, association=0.7, sizes=(300, 0, 100))
     assert not result.failures
     assert result.mean("rank", eraser="INLP") > 0
-
-
-def test_baselines_as_names_and_as_estimators_with_parameters() -> None:
-    quick = RLACE(max_steps=300, check_every=100)
-    result = run(X, y, z, erasers={"one": INLP(max_rank=1), "R-LACE": quick, "LEACE": "LEACE"})
-    assert not result.failures
-    assert result.mean("rank", eraser="one") == 1
-    assert result.mean("rank", eraser="R-LACE") == 1
     for eraser in ("one", "R-LACE"):
+        assert result.mean("rank", eraser=eraser) == 1
         assert result.mean("residual", eraser=eraser) > 1e-6
     assert result.mean("residual", eraser="LEACE") < 1e-9  # control: a guarded eraser
     assert quick.random_state is None  # the caller's own object is left alone
-
-
-def test_the_package_s_estimators_equal_its_names() -> None:
-    result = run(*data(), erasers={"A": sf.SPLINCE(), "B": "SPLINCE", "C": sf.LEACE()})
     for metric in ("accuracy", "probe_auc", "distortion", "kept_covariance"):
-        a, b, c = (result.mean(metric, eraser=e) for e in "ABC")
+        a, b, c = (result.mean(metric, eraser=e) for e in ("A", "SPLINCE", "LEACE"))
         assert a == pytest.approx(b, rel=1e-9)
         if metric == "distortion":
             assert a != pytest.approx(c, rel=1e-6)  # control
@@ -196,7 +188,6 @@ class Narrow(StandardScaler):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("eraser", "text"),
     [
-        (lambda X, labels: None, "returned NoneType; it must return a map of rows"),
         (lambda X, labels: X, "returned ndarray; it must return a map of rows"),
         (lambda X, labels: lambda rows: rows[:, :3], r"shape \(585, 3\) for \(585, 6\)"),
         (lambda X, labels: lambda rows: rows * np.nan, "the erased rows contains NaN"),
@@ -254,18 +245,6 @@ def test_what_depends_on_an_object_of_the_caller_is_computed_in_every_run(tmp_pa
             assert result.mean(metric_name, eraser="LEACE", head="frozen") == first.mean(
                 metric_name, eraser="LEACE", head="frozen"
             )
-
-
-# -- rows -------------------------------------------------------------------------------------
-
-
-def test_tensors_are_rows_and_labels(torch: Any) -> None:
-    expected = run(X.astype(np.float32), y, z, association=0.8, aligned_class=1)
-    given = torch.tensor(X, dtype=torch.float32, requires_grad=True)
-    found = run(given, torch.tensor(y), torch.tensor(z), association=0.8, aligned_class=1)
-    assert [r.values for r in found.records] == [r.values for r in expected.records]
-    half = torch.tensor(X).to(torch.bfloat16)
-    assert not run(half, y, z, n_jobs=2).failures
 
 
 # -- levels and folds -------------------------------------------------------------------------
