@@ -48,7 +48,7 @@ def decide(
     if metric is None:
         few = any(has_few_rows(result, e, head, p) for e in result.context.erasers)
         metric = "accuracy" if few else headline(result.metrics)
-    head = result.head_of(metric, head)
+    head = result._head_of(metric, head)
     verdict = result.verdict(metric, head=head or None, p=p)
     unerased = result.context.eraser_as("none")
     names = [name for name in verdict.order if name != unerased]

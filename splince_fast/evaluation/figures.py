@@ -87,7 +87,7 @@ def _association(
         axes.fill_between(levels, low, high, color=style["color"], alpha=0.12, linewidth=0)
     axes.set_xlabel("association p of task and concept in the training rows")
     axes.set_xticks(levels)
-    head, label = result.head_of(metric, head), result.metric(metric).label
+    head, label = result._head_of(metric, head), result.metric(metric).label
     axes.set_ylabel(label)
     axes.set_title(f"{label}{f', {head} head' if head else ''}", loc="left")
     n = len(result.context.seeds)

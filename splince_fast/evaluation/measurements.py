@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +78,11 @@ class Verdict(NamedTuple):
     n_seeds: int = 0  # seeds at which all erasers in `order` have a value
 
 
+def _check_name(kind: str, name: object, names: Sequence[object]) -> None:
+    if name not in names:
+        raise InputError(f"there is no {kind} {name!r}; the {kind}s are {listed(names)}")
+
+
 class Measurements:
     """Records of a comparison, read as values by metric, eraser, head and level."""
 
@@ -123,44 +128,25 @@ class Measurements:
         key : str
             One of :attr:`metrics`.
         """
-        if key not in self.metrics:
-            raise InputError(
-                f"there is no metric {key!r}; the metrics are {', '.join(self.metrics)}"
-            )
+        _check_name("metric", key, self.metrics)
         return metric_of(key, self.context.custom_metrics)
 
-    def head_of(self, metric: str, head: str | None = None) -> str:
-        """Name of the head of a metric, the first head by default; "" for metrics of erasers.
-
-        Parameters
-        ----------
-        metric, head
-            As for :meth:`values`.
-        """
+    def _head_of(self, metric: str, head: str | None = None) -> str:
+        """Name of the head of a metric, the first head by default; "" for metrics of erasers."""
         if self.metric(metric).of == "eraser":
             return ERASER_ROW
         head = self.context.heads[0] if head is None else head
-        if head not in self.context.heads:
-            raise InputError(
-                f"there is no head {head!r}; the heads are {listed(self.context.heads)}"
-            )
+        _check_name("head", head, self.context.heads)
         return head
 
-    def level(self, p: float | None = None) -> float | None:
-        """Association level, by default the one furthest from .5; None for the natural split.
-
-        Parameters
-        ----------
-        p : float, optional
-            Association level.
-        """
+    def _level(self, p: float | None = None) -> float | None:
+        """Association level, by default the one furthest from .5; None for the natural split."""
         levels = self.context.levels
         if p is None:
             return max(levels, key=lambda q: 0.0 if q is None else abs(q - 0.5))
         if levels == (None,):
             raise InputError("this comparison has only the natural split; leave p out")
-        if p not in levels:
-            raise InputError(f"there is no level {p!r}; the levels are {listed(levels)}")
+        _check_name("level", p, levels)
         return p
 
     def values(
@@ -182,26 +168,20 @@ class Measurements:
         alpha : float, optional
             Penalty of the head "retrained"; the default is the selected alpha.
         """
-        if eraser not in self.context.erasers:
-            raise InputError(
-                f"there is no eraser {eraser!r}; the erasers are {listed(self.context.erasers)}"
-            )
+        _check_name("eraser", eraser, self.context.erasers)
         alphas = self.context.alphas
         if alpha is not None:
-            if not is_number(alpha) or alpha not in alphas:
-                raise InputError(f"there is no alpha {alpha!r}; the alphas are {listed(alphas)}")
+            _check_name("alpha", alpha, alphas if is_number(alpha) else ())
             # np.float32(.1) == .1, but their hashes differ: look the equal float up.
             alpha = alphas[alphas.index(alpha)]
-        records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
+        records = self._records_of(self._level(p), self._head_of(metric, head), eraser)
         of_seed = {r.seed: r.values if alpha is None else dict(r.path).get(alpha, {})
                    for r in records}  # fmt: skip
         return {seed: values[metric] for seed, values in of_seed.items() if metric in values}
 
     def _records_of(self, p: float | None, head: str, eraser: str | None = None) -> list[Record]:
-        return [
-            r for r in self.records
-            if r.head == head and r.p == p and (eraser is None or r.eraser == eraser)
-        ]  # fmt: skip
+        found = (r for r in self.records if r.head == head and r.p == p)
+        return [r for r in found if eraser in (None, r.eraser)]
 
     def interval(self, metric: str, **where: Any) -> Interval:
         """Mean over seeds with a 95 % t interval; of a fixed split (`test`), a bootstrap interval.
@@ -213,7 +193,7 @@ class Measurements:
         """
         interval = statistics.t_interval(list(self.values(metric, **where).values()))
         if interval.n == 1 and where.get("alpha") is None:
-            head = self.head_of(metric, where.get("head"))
+            head = self._head_of(metric, where.get("head"))
             if (found := self._bootstrap(metric, head, where["eraser"])) is not None:
                 return interval._replace(low=found[0], high=found[1])
         return interval
@@ -270,7 +250,7 @@ class Measurements:
             return {}
         seeds = self.values("worst_group", eraser=eraser, head=head, p=p)
         worst = {}
-        for r in self._records_of(self.level(p), self.head_of("worst_group", head), eraser):
+        for r in self._records_of(self._level(p), self._head_of("worst_group", head), eraser):
             if r.seed in seeds:
                 code, n, n_correct = min(r.cells, key=lambda c: (c.n_correct / c.n, -c.n))
                 worst[r.seed] = CellAccuracy.of(self.context.cells[code], n, n_correct)
@@ -284,7 +264,7 @@ class Measurements:
         p : float, optional
             As for :meth:`values`.
         """
-        level = self.level(p)
+        level = self._level(p)
         sizes = [size for (_, q), size in self.sizes.items() if q == level]
         return math.fsum(test / train for train, _, test in sizes) / len(sizes)
 
@@ -304,9 +284,8 @@ class Measurements:
     ) -> Differences:  # fmt: skip
         """Test the difference of every eraser from a reference, paired by seed.
 
-        The test is Nadeau and Bengio's corrected resampled t test; fewer than three seeds have no
-        test. For a fixed split (`test` of :func:`compare`), it is a paired bootstrap over test
-        rows. The p values are adjusted by Holm's method within the table.
+        The test is Nadeau and Bengio's corrected resampled t test over three seeds or more, and for
+        a fixed split a paired bootstrap over test rows. Holm's method adjusts the p values.
 
         Parameters
         ----------
@@ -316,7 +295,7 @@ class Measurements:
             As for :meth:`values`.
         """
         reference_values = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
-        head, level = self.head_of(metric, head), self.level(p)
+        head, level = self._head_of(metric, head), self._level(p)
         ratio, resolution = self.test_ratio(p), self._resolution(metric, head, level)
         rows = []
         for eraser in self.context.erasers:

@@ -136,7 +136,7 @@ class ComparisonPlan:
                         "the training rows are one group, so validation rows cannot be drawn; mark "
                         "validation rows in test=, with the names 'train', 'validation' and 'test'"
                     )
-        return Split(train, validation, test, None, len(part) - int(self.usable.sum()), ())
+        return Split(train, validation, test, None, ())
 
 
 def make_plan(

@@ -37,7 +37,6 @@ class Split:
     # Class of the concept that is aligned with the second class of the task, or a mapping from
     # classes of the task to classes of the concept.
     aligned_class: object  # None for the natural split
-    missing: int  # number of rows left out because a label is missing
     notes: tuple[str, ...]  # on smaller sizes, and on an aligned class that chance may have chosen
 
     def __post_init__(self) -> None:
@@ -157,8 +156,7 @@ class Protocol:
             notes = (*notes, f"sizes reduced: {text}")
         parts = [_take(pools[cell], counts) for cell, counts in required.items()]
         test, validation, train = map(np.concatenate, zip(*parts, strict=True))
-        missing = len(self.usable) - int(self.usable.sum())
-        return Split(train, validation, test, self.aligned_class, missing, notes)
+        return Split(train, validation, test, self.aligned_class, notes)
 
     def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
         """Return the permuted rows of each cell; with groups, one array for each part."""
@@ -335,9 +333,9 @@ def natural_split(
     usable: NDArray[np.bool_], *, random_state: int, groups: Rows | None = None
 ) -> Split:
     """Split the n usable rows at random: n // 4 test rows, n // 10 validation rows, the rest."""
-    rows = np.flatnonzero(usable)
-    test, validation, train = random_parts(rows, groups, random_state, (0.25, 0.1))
-    return Split(train, validation, test, None, len(usable) - len(rows), ())
+    parts = random_parts(np.flatnonzero(usable), groups, random_state, (0.25, 0.1))
+    test, validation, train = parts
+    return Split(train, validation, test, None, ())
 
 
 def random_parts(

@@ -97,7 +97,7 @@ def test_a_probe_of_the_caller_is_a_metric_of_each_concept() -> None:
     for key, label in (("gauss_accuracy[a]", "gauss acc [a]"), ("probe_auc[b]", "probe AUC [b]")):
         assert result.metric(key).label == label
         assert result.metric(key).lower_is_better is True
-        assert result.head_of(key) == ""
+        assert result._head_of(key) == ""
 
 
 def test_a_quantity_is_probed_by_r2_which_may_be_negative() -> None:  # case 15
