@@ -111,21 +111,20 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
             raise NotEnoughDataError("no row has a value of y")
     else:
         encoded = occurring_classes("task y", encoded)
-    centre, unit = np.zeros(rows.shape[1]), 1.0
-    if scale:
-        centre = rows.mean(axis=0)
-        unit = math.sqrt(float(np.mean((rows - centre) ** 2)))
-        if unit == 0.0:
-            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
+    centre = rows.mean(axis=0) if scale else np.zeros(rows.shape[1])
+    unit = math.sqrt(float(np.mean((rows - centre) ** 2))) if scale else 1.0
+    if unit == 0.0:
+        raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
     scaled = (rows - centre) / unit
     if isinstance(encoded, Columns):
         (head,) = ridge_path(scaled, encoded.values[present], (alpha,))
     else:
         (head,) = logistic_path(scaled, encoded.codes[present], encoded.classes, (alpha,))
     coef = head.coef_ / unit
-    intercept = head.intercept_ - coef @ centre
-    columns = feature_names(X, rows.shape[1])
-    return replace(head, coef_=coef, intercept_=intercept, feature_names=columns)
+    return replace(
+        head, coef_=coef, intercept_=head.intercept_ - coef @ centre,
+        feature_names=feature_names(X, rows.shape[1]),
+    )  # fmt: skip
 
 
 def logistic_path(
@@ -138,7 +137,6 @@ def logistic_path(
         for j, alpha in enumerate(alphas)
     ]
     for head in path:
-        # Without a penalty, a head that predicts all rows correctly has no minimiser.
         if head.alpha == 0 and (decide(rows @ head.coef_.T + head.intercept_) == codes).all():
             raise InputError(
                 "the classes are separable on the training rows, so an unregularised head has no "

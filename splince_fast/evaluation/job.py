@@ -56,12 +56,8 @@ class ErasedRows(NamedTuple):
     test: Float
 
 
-class HeadPath(NamedTuple):
-    """Heads at all alphas, in descending order."""
-
-    fits: list[Head]
-    selected: int  # index of the selected head
-    notes: tuple[str, ...] = ()
+# Heads at all alphas, in descending order, the index of the selected one, and notes.
+HeadPath = tuple[list[Head], int, tuple[str, ...]]
 
 
 class Job:
@@ -83,8 +79,7 @@ class Job:
         )  # fmt: skip
         self.unerased = ErasedRows(self.train.rows, self.validation.rows, self.test.rows)
         if isinstance(plan.task, ClassCodes):
-            # `classes` holds the class codes that occur in the training rows, and `class_index`
-            # the index into `classes` of each training row.
+            # Class codes that occur in the training rows, and the index of each training row.
             self.classes, self.class_index = np.unique(self.train.codes.task, return_inverse=True)
 
     @cached_property
@@ -175,20 +170,21 @@ class Job:
         """Fit and score one head on erased rows; the record of "retrained" covers all alphas."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
-            path = self._unerased_head_path
-            return self._scored_record(record, path.fits[path.selected], rows)
+            fits, selected, _ = self._unerased_head_path
+            return self._scored_record(record, fits[selected], rows)
         if head.spec == "unregularised":
             return self._scored_record(record, self._fit(rows, (0.0,), max_iter=1000)[0], rows)
         if head.spec != "retrained":
             return self._classifier_record(record, head, rows)
-        path = self._unerased_head_path if rows is self.unerased else self._fit_head_path(rows)
-        records = [self._scored_record(record, fit, rows) for fit in path.fits]
-        best = records[path.selected]
-        reasons = (best.reason, *(r.reason for r in records))
+        is_unerased = rows is self.unerased
+        path = self._unerased_head_path if is_unerased else self._fit_head_path(rows)
+        fits, selected, notes = path
+        records = [self._scored_record(record, fit, rows) for fit in fits]
+        best = records[selected]
         return dataclasses.replace(
             best,
-            notes=best.notes + path.notes,
-            reason=next(filter(None, reasons), ""),
+            notes=best.notes + notes,
+            reason=next(filter(None, (best.reason, *(r.reason for r in records))), ""),
             path=tuple((float(r.alpha or 0), r.values) for r in records),
         )
 
@@ -196,16 +192,14 @@ class Job:
         """Fit heads at every alpha; select one by validation rows or folds of training rows."""
         alphas, validation = self.plan.alphas, self.validation
         fits = self._fit(rows, alphas)
-        if len(alphas) == 1:
-            return HeadPath(fits, 0)
-        predictions = [self._predict(fit, rows.validation) for fit in fits]
-        if isinstance(self.plan.task, Columns):
-            if not len(validation.rows):
-                return HeadPath(fits, 0)
-            errors = [np.mean((validation.codes.task - y_pred) ** 2) for y_pred in predictions]
-            scored = [{"accuracy": -float(error)} for error in errors]
-            return HeadPath(fits, heads.select_best(scored, alphas, "accuracy"))
+        is_quantity = isinstance(self.plan.task, Columns)
         notes: tuple[str, ...] = ()
+        if len(alphas) == 1 or (is_quantity and not len(validation.rows)):
+            return fits, 0, notes
+        predictions = [self._predict(fit, rows.validation) for fit in fits]
+        if is_quantity:
+            errors = [np.mean((validation.codes.task - y_pred) ** 2) for y_pred in predictions]
+            return fits, int(np.argmin(errors)), notes
         # A cell with training rows may have too few validation rows.
         counts = np.bincount(validation.strata, minlength=int(self.train.strata.max()) + 1)
         if (counts[np.unique(self.train.strata)] < heads.MIN_CELL).any():
@@ -215,11 +209,11 @@ class Job:
             )
             notes = (
                 f"a validation cell has fewer than {heads.MIN_CELL} rows, so alpha was selected by "
-                f"{FOLDS}-fold cross-validation on the training rows" + text * (left_out > 0),
+                f"{FOLDS}-fold cross-validation on the training rows{text * (left_out > 0)}",
             )
         else:
             scored = [scores(_SELECTION, validation.codes, y_pred) for y_pred in predictions]
-        return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), notes)
+        return fits, heads.select_best(scored, alphas, self.plan.select), notes
 
     def _fit(self, rows: ErasedRows, alphas: Sequence[float], **options: Any) -> list[Head]:
         """Fit linear heads, whose classes are codes, on the training rows, one per alpha."""

@@ -1,9 +1,7 @@
 """Metrics by group, and the metrics of a comparison in one table, :data:`METRICS`.
 
 Metrics of predictions take ``(y_true, y_pred)`` as their first arguments, as ``make_scorer`` of
-scikit-learn requires. Rows of different columns are matched by position. A cell is a group, or a
-combination of groups if there are several columns of groups. To add a metric to comparisons, add
-one entry to :data:`METRICS`.
+scikit-learn requires. A cell is a group, or a combination of groups of several columns.
 """
 
 from __future__ import annotations
@@ -104,11 +102,8 @@ def group_accuracy(y_true: object, y_pred: object, *, groups: object) -> GroupAc
         raise NotEnoughDataError("no row has a true label and a group; check the labels")
     missing = tuple(cell for cell in combinations if cell not in rows)
     if missing:
-        warn(
-            f"{len(missing)} of {len(combinations)} cells have no row: {listed(missing)}; "
-            "the worst group is the worst of the other cells",
-            SplinceWarning,
-        )
+        text = f"{len(missing)} of {len(combinations)} cells have no row: {listed(missing)}; "
+        warn(text + "the worst group is the worst of the other cells", SplinceWarning)
     overall = float(correct[labelled].mean())
     return GroupAccuracy(tuple(rows.values()), missing, int(labelled.sum()), overall)
 
@@ -164,11 +159,8 @@ def tpr_gap(y_true: object, y_pred: object, *, concept: object) -> float:
     cells, _ = cells_of_groups(concept, len(true), "y_true")
     gaps, n_classes = _gap_per_class(true, predicted, cells.codes), len(np.unique(true[true >= 0]))
     if len(gaps) < n_classes:
-        warn(
-            f"{n_classes - len(gaps)} of {n_classes} classes of the task have rows in fewer than "
-            "two classes of the concept; these classes have no gap and are left out of the average",
-            SplinceWarning,
-        )
+        text = f"{n_classes - len(gaps)} of {n_classes} classes of the task have rows in fewer than"
+        warn(f"{text} two classes of the concept, and are left out of the average", SplinceWarning)
     return _root_mean_square(gaps)
 
 
@@ -210,8 +202,7 @@ class Metric:
     Examples
     --------
     >>> from splince_fast.evaluation import Metric
-    >>> error = Metric(lambda y_true, y_pred: (y_true != y_pred).mean(), lower_is_better=True)
-    >>> error.lower_is_better
+    >>> Metric(lambda y_true, y_pred: (y_true != y_pred).mean(), True).lower_is_better
     True
     """
 
@@ -248,11 +239,11 @@ def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
     """Convert predictions of a head to (n,) codes; `classes` are the codes of its training rows."""
     if y_pred.shape != (n,):
         raise InputError(f"the head predicts shape {y_pred.shape} for {n} rows; it must be ({n},)")
-    unknown = np.flatnonzero(~np.isin(y_pred, classes))
+    unknown = y_pred[~np.isin(y_pred, classes)]
     if len(unknown):
         raise InputError(
-            f"the head predicts {y_pred[unknown[0]]!s}, which is not a class of its training rows; "
-            "the task has classes, so pass a classifier"
+            f"the head predicts {unknown[0]!s}, which is not a class of its training rows; the "
+            "task has classes, so pass a classifier"
         )
     return y_pred.astype(np.intp)
 
@@ -349,19 +340,14 @@ METRICS = OF_CLASSES | OF_QUANTITIES | {
             ("chance", None, "chance", "chance level (fraction of the most frequent class)"),
         )
     },
-    "kept_covariance": TableMetric(
-        None, False, "kept cov", "eraser",
-        "|Cov(r(x), y)|^2 / |Cov(x, y)|^2 on the training rows, y the task",
-    ),
-    "distortion": TableMetric(
-        None, True, "distortion", "eraser",
-        "E|r(x) - x|^2 / E|x - E x|^2 on the training rows: mean squared change of a row over the "
-        "total variance",
-    ),
-    "residual": TableMetric(
-        None, True, "residual", "eraser",
-        "|Cov(r(x), z)| / |Cov(x, z)| on the training rows, z the concept: 0 up to rounding error",
-    ),
+    **{
+        key: TableMetric(None, lower, label, "eraser", f"{text} on the training rows")
+        for key, lower, label, text in (
+            ("kept_covariance", False, "kept cov", "y the task: |Cov(r(x), y)|^2 / |Cov(x, y)|^2"),
+            ("distortion", True, "distortion", "change of a row: E|r(x) - x|^2 / E|x - E x|^2"),
+            ("residual", True, "residual", "z the concept: |Cov(r(x), z)| / |Cov(x, z)|"),
+        )
+    },
     "rank": TableMetric(None, None, "rank", "eraser", "number of removed dimensions"),
 }  # fmt: skip
 # Columns of a summary: metrics of heads, then metrics of erasers.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +133,7 @@ class ComparisonPlan:
                 if not len(train):
                     raise NotEnoughDataError(
                         "the training rows are one group, so validation rows cannot be drawn; mark "
-                        "validation rows in test=, with the names 'train', 'validation' and 'test'"
+                        "them in test=, with the names 'train', 'validation' and 'test'"
                     )
         return Split(train, validation, test, None, ())
 
@@ -151,15 +150,15 @@ def make_plan(
     rows = read_rows(X)
     n = len(rows)
     y = _encode(task, n, "task", "task")
-    concepts = {
-        name: _encode(column, n, name, f"concept {name!r}")
-        for name, column in _concept_columns(concept).items()
-    }
+    columns = columns_of(concept, "concept")
+    concepts = {str(k): _encode(c, n, str(k), f"concept {str(k)!r}") for k, c in columns.items()}
+    if len(concepts) < len(columns):
+        raise InputError(f"concept has the names {listed(columns)}; pass names that differ as text")
     concept_codes = _joint_classes(list(concepts.values()))
     levels, protocol, sizes = _levels(association, aligned_class, sizes, groups, y, concept_codes)
-    for name, value, minimum in (("n_seeds", n_seeds, 1), ("random_state", random_state, 0)):
-        if not is_integer(value) or value < minimum:
-            raise InputError(f"{name} is {value!r}; it must be an integer of at least {minimum}")
+    for name, value, least in (("n_seeds", n_seeds, 1), ("random_state", random_state, 0)):
+        if not is_integer(value) or value < least:
+            raise InputError(f"{name} is {value!r}; it must be an integer of at least {least}")
     if test is not None and (association is not None or n_seeds != 1):
         raise InputError("test= is one fixed split; pass n_seeds=1 with it, and no association=")
     parts = None if test is None else _encode_parts(test, n)
@@ -205,15 +204,6 @@ def _joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:
     """Joint classes of several columns; None if one of them is a quantity."""
     classes = [column for column in columns if isinstance(column, ClassCodes)]
     return joint_classes(classes) if len(classes) == len(columns) else None
-
-
-def _concept_columns(concept: object) -> dict[str, Any]:
-    """Concepts by name, from a column, or a mapping, frame or tuple of columns."""
-    by_name = columns_of(concept, "concept")
-    columns = {str(name): column for name, column in by_name.items()}
-    if len(columns) < len(by_name):
-        raise InputError(f"concept has the names {listed(by_name)}; pass names that differ as text")
-    return columns
 
 
 def _levels(

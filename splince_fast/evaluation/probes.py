@@ -92,9 +92,7 @@ def check_probes(probes: object, name: str, quantity: str) -> tuple[Component, .
     components = named_components(probes, ("linear",), "probe")
     for probe in components:
         if f"{probe.name}_accuracy" in METRICS or "[" in probe.name:
-            raise InputError(
-                f"{name} has a probe named {probe.name!r}, as a metric is; pass another name"
-            )
+            raise InputError(f"a probe is named {probe.name!r}, as a metric is; pass another name")
     if quantity and components and all(probe.spec != "linear" for probe in components):
         raise InputError(
             f"a quantity, such as {quantity!r}, has only the linear probe; pass "
@@ -258,14 +256,12 @@ def _linear_scores(rows: Float, target: ProbeTarget) -> list[Float]:
     """Scores (n, C) of the linear probe on the test rows of each fold; (n, 1) for two classes."""
     # All folds are fitted in one batch on the same unstandardised rows: the penalty |w|^2 on
     # weights of standardised features is sum_k s_k^2 u_k^2, with s_k the standard deviation of
-    # feature k in a fold and u = w / s. A feature that is constant in a fold receives the largest
-    # penalty of the fold, which makes its weight negligible.
+    # feature k in a fold and u = w / s. A feature that is constant in a fold gets the largest one.
     weights = np.zeros((len(rows), len(target.folds)))
     for j, (train, _) in enumerate(target.folds):
         weights[train, j] = 1.0 / len(train)
-    # E x^2 - (E x)^2 is accurate here, because the rows are centred. For a feature that
-    # is constant in a fold, rounding gives a standard deviation of about sqrt(eps) times its
-    # absolute value, far below _CONSTANT_RTOL.
+    # E x^2 - (E x)^2 is accurate, as the rows are centred. For a feature that is constant in a
+    # fold, rounding gives a deviation of about sqrt(eps) times its value, below _CONSTANT_RTOL.
     variances = (rows**2).T @ weights - (rows.T @ weights) ** 2
     deviations = np.sqrt(np.maximum(variances, 0.0))
     largest = deviations.max(axis=0)

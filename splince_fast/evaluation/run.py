@@ -6,7 +6,6 @@ Jobs run in parallel, and an interrupted run can be resumed.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -178,19 +177,11 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
     for ((seed, p), split), eraser, head in product(splits.items(), plan.erasers, heads):
         is_head = head.name != ERASER_ROW
         used = [eraser, head, *(() if is_head else plan.probes)]
-        settings = {
-            "layout": _LAYOUT,
-            "data": plan.fingerprint,
-            "version": library_version(),
-            "seed": seed,
-            "p": p,
-            "sizes": split.sizes,
-            "aligned_class": repr(split.aligned_class),
-            "components": [(c.name, c.role) for c in used],
-            "alphas": plan.alphas if is_head else (),
-            "select": plan.select if is_head else "",
-        }
-        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:20]
+        settings = (
+            _LAYOUT, plan.fingerprint, library_version(), seed, p, split.sizes, split.aligned_class,
+            [(c.name, c.role) for c in used], (plan.alphas, plan.select) if is_head else (),
+        )  # fmt: skip
+        key = hashlib.sha256(repr(settings).encode()).hexdigest()[:20]
         known = all(c.role for c in used) and not (is_head and plan.metrics)
         keys[seed, p, eraser.name, head.name] = key if known else ""
     return keys

@@ -48,7 +48,7 @@ class Split:
             )
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> Sizes:
         """Numbers of training, validation and test rows."""
         return len(self.train), len(self.validation), len(self.test)
 
@@ -187,13 +187,9 @@ class Protocol:
 def _feasible_factor(pool: Pool, required: Sizes) -> float:
     """Return a factor f such that a cell has f times the required rows; 1 if it has all."""
     counts = required if len(pool) > 1 else (sum(required),)
-    # Subtract three rows: rounding may raise the numbers of test, validation and training rows by
-    # one row each.
-    factors = (
-        max(0, len(rows) - 3) / count
-        for rows, count in zip(pool, counts, strict=True) if count > len(rows)
-    )  # fmt: skip
-    return min(factors, default=1.0)
+    # Rounding may raise the numbers of test, validation and training rows by one row each.
+    pairs = zip(map(len, pool), counts, strict=True)
+    return min((max(0, n - 3) / count for n, count in pairs if count > n), default=1.0)
 
 
 def _take(pool: Pool, required: Sizes) -> list[Rows]:
@@ -243,8 +239,8 @@ def check_p(p: object) -> None:
     """Raise InputError unless an association is a number in [0, 1]."""
     if not is_number(p) or not 0 <= p <= 1:
         raise InputError(
-            f"the association p is {p!r}; it must be a probability in [0, 1]. For two classes of "
-            "the task, p = P(z = aligned_class | y = 1): .5 is no association, and 1 is complete"
+            f"the association p is {p!r}; it must be a probability in [0, 1], where .5 is no "
+            "association of two classes, and 1 is complete"
         )
 
 
