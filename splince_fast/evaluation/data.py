@@ -144,7 +144,7 @@ def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     index = {name: i for i, name in enumerate(first.classes)}
     for name in second.classes:
         index.setdefault(name, len(index))
-    table = np.array([index[name] for name in second.classes] + [-1], dtype=np.intp)
+    table = np.array([*(index[name] for name in second.classes), -1], dtype=np.intp)
     return first.codes, table[second.codes]
 
 

@@ -178,7 +178,7 @@ class _Choice:
     def _needed_text(self) -> str:
         """Return the number of seeds or rows that would decide all open comparisons."""
         # A difference D is decided if the half width of its interval is below |D|, or, as equality,
-        # below `min_gain` - |D|. In Holm's method the closest comparison is tested last, at 5 %.
+        # below `min_gain` - |D|. Holm's method tests the closest comparison last, at 5 %.
         seeds, rows, apart = 0, 0, True
         context, ratio = self.result.context, self.result.test_ratio(self.p)
         for test in (self.tests[e] for e in self.open):

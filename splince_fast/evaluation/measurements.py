@@ -44,26 +44,19 @@ class Differences(list[Difference]):
     def table(self) -> Table:
         """Return the table of differences, with intervals, t statistics and p values."""
 
-        def text(value: float, shown: str) -> str:
-            return "-" if math.isnan(value) else shown
-
-        rows = tuple(
-            (
-                d.method,
-                signed(d.difference),
-                text(d.low, f"[{signed(d.low)}, {signed(d.high)}]"),
-                text(d.t, f"{d.t:.2f}"),
-                text(d.p, f"{d.p:.3f}"),
-                text(d.p_holm, f"{d.p_holm:.3f}" + "*" * d.significant),
-                str(d.n),
-            )
-            for d in self
-        )
+        rows = []
+        for d in self:
+            interval = "-" if math.isnan(d.low) else f"[{signed(d.low)}, {signed(d.high)}]"
+            texts = (f"{d.t:.2f}", f"{d.p:.3f}", f"{d.p_holm:.3f}" + "*" * d.significant)
+            tests = ("-" if text == "nan" else text for text in texts)
+            rows.append((d.method, signed(d.difference), interval, *tests, str(d.n)))
         reference, how = (self[0].reference, self[0].how) if self else ("", "no test")
         head = f", {self.head} head" if self.head else ""
         level = "" if self.p is None else f", p = {self.p:g}"
         columns = ("eraser", "difference", "95 % interval", "t", "p", "p (Holm)", "seeds")
-        return Table(f"{self.label} minus that of {reference}{head}{level}; {how}", columns, rows)
+        return Table(
+            f"{self.label} minus that of {reference}{head}{level}; {how}", columns, tuple(rows)
+        )
 
     def __str__(self) -> str:
         return str(self.table())
@@ -157,16 +150,11 @@ class Measurements:
 
         Parameters
         ----------
-        metric : str
-            One of :attr:`metrics`, such as "worst_group".
-        eraser : str
-            Name of an eraser.
-        head : str, optional
-            Name of a head, for metrics of heads; the default is the first head.
-        p : float, optional
-            Association level; the default is the level furthest from .5.
-        alpha : float, optional
-            Penalty of the head "retrained"; the default is the selected alpha.
+        metric, eraser : str
+            One of :attr:`metrics`, such as "worst_group", and the name of an eraser.
+        head, p, alpha : optional
+            Name of a head, for metrics of heads (default: the first), association level (default:
+            the one furthest from .5), and penalty of the head "retrained" (default: the selected).
         """
         _check_name("eraser", eraser, self.context.erasers)
         alphas = self.context.alphas
@@ -289,10 +277,8 @@ class Measurements:
 
         Parameters
         ----------
-        metric, reference : str
-            One of :attr:`metrics`, and the name of an eraser.
-        head, p, alpha
-            As for :meth:`values`.
+        metric, reference, head, p, alpha
+            As for :meth:`values`; the reference is an eraser.
         """
         reference_values = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
         head, level = self._head_of(metric, head), self._level(p)

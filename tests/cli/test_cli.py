@@ -136,32 +136,25 @@ def test_integers_that_may_be_quantities_warn(
     assert sf.Projection.load("one").rank == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("--method leace", lambda: by_hand(None)),
-        ("--keep age", lambda: by_hand("age")),
-        ("--keep job --kind job=continuous", lambda: by_hand(job="continuous")),
-    ],
-)
-def test_shards_and_methods(
-    here: Path, cli: Cli, options: str, expected: Callable[[], sf.Projection]
-) -> None:
-    cli(f"fit a.npy b.npy --labels labels.csv --erase gender {options} -o e")
-    agree("e", expected())
-
-
-def test_every_option_reaches_its_method(here: Path, cli: Cli) -> None:
-    cli(f"{KEEP} --shrinkage 0.25 -o shrunk")
-    assert report_of("shrunk").shrinkage == 0.25
-    cli(f"{FIT} --method leace --shrinkage oas -o oas")
-    assert 0 < report_of("oas").shrinkage < 1
-    cli(f"{FIT} --method Mean-Projection -o mean")
-    cli(f"{FIT} --method sal -o sal")
-    assert sf.Projection.load("mean").method == "MeanProjection"
-    agree("mean", sf.Projection.load("sal"))
-    cli(f"{FIT} --erase job --method leace -o both")
-    assert sf.Projection.load("both").rank == 2
+def test_methods_and_their_options(here: Path, cli: Cli) -> None:
+    """Rows in one file and in shards."""
+    table = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
+    moments = sf.Moments().update(np.load("X.npy"), {n: table[n] for n in ("gender", "job")})
+    for options, expected in {
+        "--method leace": by_hand(None),
+        "--keep age": by_hand("age"),
+        "--keep job --kind job=continuous": by_hand(job="continuous"),
+        "--keep job --shrinkage .25": sf.splince(
+            moments, erase="gender", keep="job", shrinkage=0.25
+        ),
+        "--method leace --shrinkage oas": sf.leace(moments, erase="gender", shrinkage="oas"),
+        "--method Mean-Projection": sf.mean_projection(moments, erase="gender"),
+        "--method sal": sf.sal(moments, erase="gender"),
+        "--erase job --method leace": sf.leace(moments, erase=["gender", "job"]),
+    }.items():
+        cli(f"fit a.npy b.npy --labels labels.csv --erase gender {options} -o e --force")
+        agree("e", expected)
+        assert sf.Projection.load("e").method == expected.method
 
 
 def test_shrinkage_is_chosen_on_folds(here: Path, cli: Cli) -> None:

@@ -18,6 +18,7 @@ from sklearn.metrics import balanced_accuracy_score
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_info
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
@@ -47,7 +48,9 @@ def eraser_of(X: Any, labels: Any) -> sf.Projection:
 
 
 def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
+    threads = [pool["num_threads"] for pool in threadpool_info()]
     result = run(X, y, z, n_seeds=1, **LEVEL)
+    assert [pool["num_threads"] for pool in threadpool_info()] == threads
     twin = script(X, y, z)
     train, validation, test = twin.train, twin.validation, twin.test
     moments = sf.Moments().update(X[train], {"y": y[train], "z": z[train]})
@@ -167,26 +170,20 @@ def test_the_fingerprint_reads_every_row() -> None:
     assert fingerprint(X, {}, None, None) != first
 
 
-def test_blas_threads_are_as_before() -> None:
-    from threadpoolctl import threadpool_info
-
-    before = [pool["num_threads"] for pool in threadpool_info()]
-    run(*data(), n_seeds=1)
-    assert [pool["num_threads"] for pool in threadpool_info()] == before
-
-
 # -- what goes wrong --------------------------------------------------------------------------
 
 
 def test_an_infeasible_eraser_is_a_row_and_the_rest_goes_on() -> None:  # case 6
-    X, y, _ = data()
-    result = run(X, y, y.copy(), n_seeds=1)
-    assert [(e, h) for e, h, _ in result.failures] == [
-        ("SPLINCE", ""), ("SPLINCE", "retrained"), ("SPLINCE", "frozen")
-    ]  # fmt: skip
+    dropped = {"none": "none", "dropped": sf.SPLINCE(on_infeasible="drop")}
+    erasers = {**dropped, "SPLINCE": "SPLINCE", "LEACE": "LEACE"}
+    result = run(X, y, y.copy(), n_seeds=1, erasers=erasers)
+    failed = [(eraser, head) for eraser, head, _ in result.failures]
+    assert failed == [("SPLINCE", head) for head in ("", "retrained", "frozen")]
     assert "span" in result.failures[0][2]
-    assert result.mean("kept_covariance", eraser="LEACE") < 1e-12
     assert str(result).count("! SPLINCE") == 1  # the heads fail for the same reason
+    for eraser in ("LEACE", "dropped"):
+        assert result.mean("kept_covariance", eraser=eraser) < 1e-12
+    assert any(note.startswith("dropped: ") for note in result.notes)
 
 
 def test_separable_rows_refuse_the_unregularised_head_in_a_row() -> None:  # cases 5, 11
@@ -356,11 +353,6 @@ def test_invalid_arguments_are_refused_before_anything_runs(
         ev.compare(**(arguments | change))
 
 
-def test_columns_of_a_task_of_which_one_is_constant_are_a_task() -> None:
-    columns = np.stack([np.full(900, 0.5), X[:, 0]], axis=1)
-    assert not run(X, columns, z, erasers=("LEACE",), n_seeds=1).failures
-
-
 def test_a_quantity_has_the_linear_probe_alone() -> None:
     concept = {"kind": z, "amount": X[:, 0] + X[:, 1]}
     with pytest.raises(InputError, match=r"'amount', has only the linear probe; pass leakage=\('l"):
@@ -374,6 +366,8 @@ def test_a_quantity_has_the_linear_probe_alone() -> None:
         for probe in ("probe", "bayes") for figure in ("accuracy", "auc", "chance")
     } | {"probe_r2[amount]", "probe_chance[amount]"}  # fmt: skip
     run(X, y, concept, leakage=(), n_seeds=1, erasers=("none",))  # none is no wrong one
+    columns = np.stack([np.full(900, 0.5), X[:, 0]], axis=1)  # of a task one may be constant
+    assert not run(X, columns, z, erasers=("LEACE",), n_seeds=1).failures
 
 
 def test_a_frame_of_concepts_is_a_mapping_of_its_columns() -> None:

@@ -70,15 +70,6 @@ def test_erasers_by_name_and_as_estimators() -> None:
             assert a != pytest.approx(c, rel=1e-6)  # control
 
 
-def test_an_infeasible_task_may_be_dropped() -> None:  # case 6
-    X, y, _ = data()
-    dropped = sf.SPLINCE(on_infeasible="drop")
-    result = run(X, y, y.copy(), erasers={"none": "none", "SPLINCE": dropped, "LEACE": "LEACE"})
-    assert not result.failures
-    assert result.mean("kept_covariance", eraser="SPLINCE") < 1e-12
-    assert any("SPLINCE" in note for note in result.notes)
-
-
 # -- functions and transformers ---------------------------------------------------------------
 
 
@@ -251,16 +242,13 @@ def test_what_depends_on_an_object_of_the_caller_is_computed_in_every_run(tmp_pa
 
 
 def test_at_p_0_and_1_task_and_concept_are_one_variable() -> None:  # case 7
-    sizes = (100, 40, 100)
+    options: dict[str, Any] = {"aligned_class": 1, "sizes": (100, 40, 100)}
     for p, same in ((0.0, False), (1.0, True)):
-        split = ev.spurious_split(y, z, p=p, sizes=sizes, aligned_class=1)
+        split = ev.spurious_split(y, z, p=p, **options)
         assert ((y[split.train] == z[split.train]) == same).all()
-        result = run(
-            X, y, z, association=p, aligned_class=1, sizes=sizes, erasers=("none", "LEACE")
-        )
+        result = run(X, y, z, association=p, erasers=("none", "LEACE"), **options)
         assert not result.failures
-        # Concept and task are one variable, so that LEACE takes all of the task.
-        assert result.mean("kept_covariance", eraser="LEACE") < 1e-12
+        assert result.mean("kept_covariance", eraser="LEACE") < 1e-12  # it takes all of the task
 
 
 def test_folds_without_a_class_are_left_out_and_without_any_fold_it_is_an_error() -> None:  # case 4
