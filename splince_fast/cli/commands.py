@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from splince_fast._runtime.arguments import library_version
 from splince_fast.cli import apply, compare, demo, fit, inspect
@@ -20,8 +19,19 @@ def run(argv: Sequence[str] | None) -> int:
         args = _parser().parse_args(argv)
     except SystemExit as stop:  # argparse has already printed the error or the help
         return int(stop.code or 0)
+    printed: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        """Print each distinct warning once, without its source code."""
+        text = _with_flags(str(message), args)
+        if text not in printed:
+            printed.add(text)
+            print(f"splince-fast: warning: {text}", file=sys.stderr)
+
     try:
-        with _plain_warnings(args):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", SplinceWarning)
+            warnings.showwarning = show
             args.run(args)
     except BrokenPipeError:
         raise
@@ -35,9 +45,8 @@ def run(argv: Sequence[str] | None) -> int:
 
 def _with_flags(text: str, args: argparse.Namespace) -> str:
     # `run` is the function of the command, and `folder` the value of --run.
-    names = vars(args).keys() - {"variables", "run"}
-    parameters = ["run" if name == "folder" else name for name in names]
-    return with_flags(text, parameters, getattr(args, "variables", {}))
+    names = ["run" if name == "folder" else name for name in vars(args).keys() - {"run"}]
+    return with_flags(text, names, getattr(args, "variables", {}))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,20 +62,3 @@ def _parser() -> argparse.ArgumentParser:
     for command in (demo, fit, apply, compare, inspect):
         command.add(commands)
     return parser
-
-
-@contextmanager
-def _plain_warnings(args: argparse.Namespace) -> Iterator[None]:
-    """Print each distinct warning in the context once, on one line, without its source code."""
-    printed: set[str] = set()
-
-    def show(message: Warning | str, *_: object, **__: object) -> None:
-        text = _with_flags(str(message), args)
-        if text not in printed:
-            printed.add(text)
-            print(f"splince-fast: warning: {text}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", SplinceWarning)
-        warnings.showwarning = show
-        yield

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ import numpy as np
 from splince_fast._runtime.arguments import require
 from splince_fast.cli import rows
 from splince_fast.cli.labels import parse_kinds, paths_of, read_label_files
-from splince_fast.cli.options import add_shared, check_outputs
+from splince_fast.cli.options import add_shared, check_outputs, named_file
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassName, encode_one
 
@@ -28,45 +26,36 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "intervals over several random splits.",
     )
     add = compare.add_argument
-    add(
-        "embeddings",
-        metavar="EMBEDDINGS",
-        help="a .npy file; with --embedding, a .parquet file or a folder of .parquet files",
-    )
-    add_shared(add, "--labels", "--embedding", "--erase")
+    add("embeddings", metavar="EMBEDDINGS",
+        help="a .npy file; with --embedding, a .parquet file or a folder of them")  # fmt: skip
+    add_shared(compare, "--labels", "--embedding", "--erase", "--groups", "--kind", "--force")
     add("--keep", required=True, metavar="NAME", help="task to keep")
-    add("--groups", metavar="NAME",
-        help="variable, such as a document or a person; rows of the same value stay in one part of "
-        "a split and in one fold")  # fmt: skip
     add("--test", metavar="NAME",
         help="column with your own split: each entry is train, validation or test")  # fmt: skip
-    add_shared(add, "--kind")
     add("--eraser", action="append", metavar="NAME",
         help="none, SAL, LEACE, SPLINCE, MeanProjection, INLP, RLACE or random; oracle or "
         "quadratic, which need the concept label of every row; repeatable (default: the first "
         "four)")  # fmt: skip
     add("--head", action="append", metavar="NAME",
         help="retrained, frozen or unregularised; repeatable (default: the first two)")  # fmt: skip
-    add("--association", type=_parse_numbers, metavar="P,P,...",
+    add("--association", type=_numbers(float), metavar="P,P,...",
         help="levels of the association of concept and task in training rows, such as .5,.7,.9 "
         "(default: that of the data)")  # fmt: skip
     add("--aligned-class", metavar="CLASS",
-        help="class of the concept that is associated with the second class of the "
-        "task")  # fmt: skip
-    add("--sizes", type=_parse_numbers, metavar="N,N,N",
+        help="class of the concept that goes with the second class of the task")  # fmt: skip
+    add("--sizes", type=_numbers(int), metavar="N,N,N",
         help="numbers of training, validation and test rows")  # fmt: skip
     add("--seeds", type=int, metavar="N",
         help="number of random splits (default: 5; 1 with --test)")  # fmt: skip
     add("--random-state", type=int, default=0, metavar="N", help="first seed (default: 0)")
-    add("--alphas", type=_parse_numbers, metavar="A,A,...",
+    add("--alphas", type=_numbers(float), metavar="A,A,...",
         help="candidate L2 penalties of the heads; validation rows select one")  # fmt: skip
     add("--jobs", type=int, default=1, metavar="N",
         help="number of processes; -1 is one per processor (default: 1)")  # fmt: skip
     add("--run", dest="folder", metavar="FOLDER",
         help="folder of finished results: the same command resumes from it")  # fmt: skip
-    add("--save", metavar="FILE", help="write all results to a JSON file")
-    add("-o", "--output", metavar="FILE", help="write the report to an .html file")
-    add_shared(add, "--force")
+    add("--save", type=named_file, metavar="FILE", help="write all results to a JSON file")
+    add("-o", "--output", type=named_file, metavar="FILE", help="write the report as HTML")
     compare.set_defaults(run=run)
 
 
@@ -74,54 +63,35 @@ def run(args: argparse.Namespace) -> None:
     """Check the arguments, read the files, compare the erasers, and write the results."""
     inputs = [args.embeddings, *paths_of(args.labels)]
     check_outputs({"--output": args.output, "--save": args.save}, inputs, force=args.force)
-    if args.output is not None and Path(args.output).suffix.lower() not in ("", ".html", ".htm"):
-        raise InputError(
-            f"--output {args.output!r}: the report is HTML; name a file that ends in .html"
-        )
-    if args.folder is not None and Path(args.folder).is_file():
-        raise InputError(f"--run {args.folder!r} is a file; name a folder")
-    sizes = _sizes(args.sizes)
     if args.output is not None:  # report a missing package before the comparison runs
         require("matplotlib.figure", "evaluate")
         require("jinja2", "evaluate")
-    if args.keep in args.erase:
-        raise InputError(f"{args.keep!r} is both erased and kept; name two variables")
-    for option, name, content in (
-        ("--groups", args.groups, "groups"),
-        ("--test", args.test, "train, validation and test"),
-    ):
-        if name == args.keep or name in args.erase:
-            use = "kept" if name == args.keep else "erased"
+    others = {"task": args.keep, "groups": args.groups, "test": args.test}
+    others = {role: name for role, name in others.items() if name is not None}
+    names = [*args.erase, *others.values()]
+    for name in names:
+        if names.count(name) > 1:
             raise InputError(
-                f"{option} names {name!r}, which is also {use}; name a column of {content}"
+                f"{name!r} is named twice; --erase, --keep, --groups and --test name a column each"
             )
-    args.variables = {
-        name: variable
-        for name, variable in (("task", args.keep), ("groups", args.groups), ("test", args.test))
-        if variable is not None and name not in args.erase
-    }
-    split_columns = [name for name in (args.groups, args.test) if name is not None]
-    X, labels = _read(args, list(dict.fromkeys([*args.erase, args.keep, *split_columns])))
+    args.variables = {role: name for role, name in others.items() if role not in args.erase}
+    X, labels = _read(args, names)
     from splince_fast.evaluation import compare
 
-    concept = {name: labels[name] for name in args.erase}
-    seeds = args.seeds if args.seeds is not None else 1 if args.test else 5
+    options = {
+        "erasers": args.eraser, "heads": args.head, "association": args.association,
+        "alphas": args.alphas, "sizes": args.sizes, "run": args.folder,
+        "n_seeds": 1 if args.test and args.seeds is None else args.seeds,
+        "aligned_class": _aligned_class(args.aligned_class, labels[args.erase[0]]),
+        **{role: labels[name] for role, name in others.items()},
+    }  # fmt: skip
+    given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     result = compare(
         X,
-        task=labels[args.keep],
-        concept=concept,
-        groups=None if args.groups is None else labels[args.groups],
-        test=None if args.test is None else labels[args.test],
-        erasers=tuple(args.eraser or ("none", "SAL", "LEACE", "SPLINCE")),
-        heads=tuple(args.head or ("retrained", "frozen")),
-        association=args.association,
-        aligned_class=_aligned_class(args.aligned_class, concept),
-        sizes=sizes,
-        n_seeds=seeds,
+        concept={name: labels[name] for name in args.erase},
         random_state=args.random_state,
-        **({} if args.alphas is None else {"alphas": args.alphas}),
         n_jobs=args.jobs,
-        run=args.folder,
+        **given,
     )
     print(result)
     if args.save is not None:
@@ -139,7 +109,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     columns: dict[str, Any]
     paths = rows.expand_folders([X])
     reader, name = rows.row_options(args, paths)
-    if reader.labels_in_columns:
+    if reader.is_table:
         source = reader.source(paths, name, names, dict)
         blocks = [(np.array(block.X), block.labels) for block in source]
         if not blocks:
@@ -163,32 +133,25 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     return X, columns
 
 
-def _aligned_class(text: str | None, concept: Mapping[str, object]) -> ClassName | None:
+def _aligned_class(text: str | None, concept: object) -> ClassName | None:
     """Return the class, possibly an integer or boolean, with the name `text`; else `text`."""
     from splince_fast.evaluation.data import class_codes
 
     if text is None:
         return None
-    if len(concept) > 1:
-        raise InputError("--aligned-class is for one concept; with several use compare() in Python")
-    names = class_codes(next(iter(concept.values())), "concept").classes
+    names = class_codes(concept, "concept").classes
     return next((name for name in names if str(name) == text), text)
 
 
-def _parse_numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no comma-separated list of numbers, such as .5,.7,.9"
-        ) from None
+def _numbers(kind: type[float]) -> Callable[[str], tuple[float, ...]]:
+    """Return the reader of a comma-separated list of numbers."""
 
+    def numbers(text: str) -> tuple[float, ...]:
+        try:
+            return tuple(kind(part) for part in text.split(",") if part.strip())
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no comma-separated list of {'whole ' * (kind is int)}numbers"
+            ) from None
 
-def _sizes(sizes: tuple[float, ...] | None) -> tuple[int, int, int] | None:
-    """Return the value of ``--sizes`` as three integers; raise InputError if this is impossible."""
-    if sizes is None:
-        return None
-    if len(sizes) != 3 or not all(math.isfinite(size) and size == int(size) for size in sizes):
-        raise InputError("--sizes needs three whole numbers: training, validation and test rows")
-    train, validation, test = map(int, sizes)
-    return train, validation, test
+    return numbers

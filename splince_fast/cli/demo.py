@@ -23,18 +23,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "factual gender, and print how much the odds of 'he' to 'she' depend on each, for SAL, "
         "LEACE and SPLINCE. Needs no network.",
     )
-    demo.add_argument(
-        "--splits", type=int, default=20, metavar="N", help="number of random splits (default: 20)"
-    )
-    demo.add_argument(
-        "--random-state", type=int, default=0, metavar="N", help="seed of the splits (default: 0)"
-    )
-    figure = demo.add_mutually_exclusive_group()
-    figure.add_argument(
-        "--figure", metavar="PATH", help=f"file of the figure (default: {_DEFAULT_FIGURE})"
-    )
-    figure.add_argument("--no-figure", action="store_true", help="write no figure")
-    demo.add_argument("--json", metavar="PATH", help="also write all numbers to a JSON file")
+    add = demo.add_argument
+    add("--splits", type=int, default=20, metavar="N", help="number of random splits (default: 20)")
+    add("--random-state", type=int, default=0, metavar="N", help="seed of the splits (default: 0)")
+    add("--json", metavar="PATH", help="also write all numbers to a JSON file")
+    add = demo.add_mutually_exclusive_group().add_argument
+    add("--figure", metavar="PATH", help=f"file of the figure (default: {_DEFAULT_FIGURE})")
+    add("--no-figure", action="store_true", help="write no figure")
     demo.set_defaults(run=run)
 
 

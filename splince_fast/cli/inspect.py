@@ -25,11 +25,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "variables of a file of moments.",
     )
     inspect.add_argument("file", metavar="FILE", help="an eraser, moments or a checkpoint")
-    inspect.add_argument(
-        "--json",
-        action="store_true",
-        help="print the report or the variables, and the shapes of all arrays, as one JSON object",
-    )
+    inspect.add_argument("--json", action="store_true",
+        help="print the report or the variables, and the shapes of all arrays, as one JSON "
+        "object")  # fmt: skip
     inspect.set_defaults(run=run)
     doctor = commands.add_parser(
         "doctor",
@@ -55,46 +53,38 @@ def run(args: argparse.Namespace) -> None:
     from splince_fast.conditional import load_eraser
     from splince_fast.moments import Moments
 
-    loaded: Moments | Eraser
-    if kind_of(args.file) in ("moments", "folds"):
-        loaded = Moments.load(args.file)
-        facts = _moments_facts(loaded)
-    else:
-        loaded = load_eraser(args.file)
-        report = loaded.report
-        facts = {
-            "method": loaded.method,
-            "n_features": loaded.n_features,
-            "rank": getattr(loaded, "rank", None),
-            "report": None if report is None else report.to_dict(),
-        }
+    is_moments = kind_of(args.file) in ("moments", "folds")
+    loaded: Any = Moments.load(args.file) if is_moments else load_eraser(args.file)
     with safe_open(args.file, framework="numpy") as file:
         header = file.metadata()
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    file_info = {key: header[key] for key in ("kind", "format_version", "library_version")}
+    report = None if is_moments else loaded.report
     if args.json:
-        print(json.dumps({**file_info, "tensors": shapes, **facts}, indent=1))
+        facts = {key: header[key] for key in ("kind", "format_version", "library_version")}
+        names = ("n_rows", "weight") if is_moments else ("method", "rank")
+        facts |= {name: getattr(loaded, name, None) for name in ("n_features", *names)}
+        if is_moments:
+            facts["variables"] = _variables(loaded)
+        else:
+            facts["report"] = None if report is None else report.to_dict()
+        print(json.dumps({**facts, "tensors": shapes}, indent=1))
         return
     print(
         f"{loaded!r}\n  format {header['format_version']}, written by {header['library']} "
         f"{header['library_version']}"
     )
-    if not isinstance(loaded, Moments):
-        if loaded.report is None:
-            print("no report: the eraser was not fitted by a method")
-            return
-        print_summary(loaded.report)
-        print(f"\n{loaded.report}")
-        return
-    print(f"  weight {loaded.weight:,.10g}")
-    for variable in facts["variables"]:
-        text = variable["kind"]
-        if "classes" in variable:
-            counts = variable["classes"]
-            examples = ", ".join(f"{name!r}: {rows:,}" for name, rows in counts[:10])
-            text += f" ({len(counts)}) {{{examples}{', ...' if len(counts) > 10 else ''}}}"
-        name = variable["name"]
-        print(f"  variable {tuple(name) if isinstance(name, list) else name!r}: {text}")
+    if report is not None:
+        print_summary(report)
+        print(f"\n{report}")
+    elif not is_moments:
+        print("no report: the eraser was not fitted by a method")
+    else:
+        print(f"  weight {loaded.weight:,.10g}")
+        for name, kind in loaded.variables.items():
+            counts = list(loaded.class_counts(name).items()) if kind == "classes" else []
+            shown = [f"{c!r}: {n:,}" for c, n in counts[:10]] + ["..."] * (len(counts) > 10)
+            text = f" ({len(counts)}) {{{', '.join(shown)}}}" if counts else ""
+            print(f"  variable {name!r}: {kind}{text}")
 
 
 def print_summary(report: Report) -> None:
@@ -103,23 +93,12 @@ def print_summary(report: Report) -> None:
         print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
 
 
-def _moments_facts(moments: Moments) -> dict[str, Any]:
-    """Return rows, weight and variables (classes with their numbers of rows) in types of JSON."""
-    variables = []
+def _variables(moments: Moments) -> list[dict[str, Any]]:
+    """Return name and kind of each variable (classes with numbers of rows) in types of JSON."""
+    variables: list[dict[str, Any]] = []
     for name, kind in moments.variables.items():
-        entry: dict[str, object] = {
-            "name": list(name) if isinstance(name, tuple) else name,
-            "kind": kind,
-        }
+        variables.append({"name": name, "kind": kind})
         if kind == "classes":
             counts = moments.class_counts(name)
-            entry["classes"] = [
-                [list(c) if isinstance(c, tuple) else c, int(n)] for c, n in counts.items()
-            ]
-        variables.append(entry)
-    return {
-        "n_rows": moments.n_rows,
-        "weight": moments.weight,
-        "n_features": moments.n_features,
-        "variables": variables,
-    }
+            variables[-1]["classes"] = [[c, int(n)] for c, n in counts.items()]
+    return variables

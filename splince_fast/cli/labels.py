@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from splince_fast.labels import KINDS, encode_one
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN][aA][nN]")
-# Integers with at most this many digits fit into int64.
-_MAX_DIGITS = 18
 
 # Names of all columns of a file, and the columns that are wanted.
 Contents = tuple[list[str], dict[str, Any]]
@@ -36,33 +35,24 @@ def read_label_files(
     all_names: list[str] = []
     for option in options:
         name, path = _name_and_path(option)
-        if name is not None and path.suffix != ".npy":
+        if path.suffix not in FORMATS or (name is not None and path.suffix != ".npy"):
             raise InputError(
-                f"--labels {option!r}: NAME=FILE is for .npy files; the columns of other files "
-                "have names; pass FILE alone"
-            )
-        if path.suffix not in FORMATS:
-            *others, last = FORMATS
-            raise InputError(
-                f"labels come from {', '.join(others)} or {last} files, not {option!r}"
+                f"--labels {option!r}: labels come from {', '.join(FORMATS)} files, and NAME=FILE "
+                "is for .npy files, whose column has no name"
             )
         names, contents = FORMATS[path.suffix](path, name or path.stem, variables, kinds)
         all_names += names
         columns |= contents
-    for name, n_columns in Counter(all_names).items():
-        if n_columns > 1 and name in variables:
-            raise LabelError(
-                f"the label files have {n_columns} columns {name!r}; pass one of the files"
-            )
     for name in variables:
+        if all_names.count(name) > 1:
+            raise LabelError(
+                f"the label files have {all_names.count(name)} columns {name!r}; pass one of them"
+            )
         if name not in columns:
-            if not options:
-                raise InputError(f"no labels of {name!r}; pass --labels FILE")
-            is_array = any(option.endswith(".npy") for option in options)
-            hint = f"; name that of a .npy file by --labels {name}=FILE" if is_array else ""
             raise UnknownVariableError(
                 f"no label file has the variable {name!r}; the variables are "
-                f"{', '.join(map(repr, all_names)) or 'none'}{hint}"
+                f"{', '.join(map(repr, all_names)) or 'none'}; pass --labels FILE, or "
+                f"--labels {name}=FILE for a .npy file"
             )
     return {name: columns[name] for name in variables}
 
@@ -71,12 +61,10 @@ def parse_kinds(options: Sequence[str], variables: Sequence[str]) -> dict[str, s
     """Parse the values ``NAME=KIND`` of ``--kind``; return the kind of each named variable."""
     kinds = {}
     for option in options:
-        name, separator, kind = option.rpartition("=")
-        if not separator or kind not in KINDS:
-            raise InputError(f"--kind {option!r} must be NAME=classes or NAME=continuous")
-        if name not in variables:
-            raise UnknownVariableError(
-                f"--kind names {name!r}, which no other option names; the variables are "
+        name, _, kind = option.rpartition("=")
+        if kind not in KINDS or name not in variables:
+            raise InputError(
+                f"--kind {option!r} must be NAME=classes or NAME=continuous; the variables are "
                 f"{', '.join(map(repr, variables))}"
             )
         kinds[name] = kind
@@ -105,81 +93,57 @@ def _read_npy(path: Path, name: str, variables: Sequence[str], kinds: object) ->
 
 
 def _read_csv(
-    path: Path, _: str, variables: Sequence[str], kinds: Mapping[str, str], delimiter: str = ","
+    path: Path, _: str, variables: Sequence[str], kinds: Mapping[str, str], *, delimiter: str
 ) -> Contents:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file, delimiter=delimiter, strict=True)
-            names = [name.strip() for name in next(lines, [])]
-            positions = {name: i for i, name in enumerate(names) if name in variables}
-            rows: list[list[str]] = []
-            empty_line = 0  # number of the first empty line, which only empty lines may follow
-            for row in lines:
-                if row and (empty_line or len(row) != len(names)):
-                    raise _row_error(path, empty_line, lines.line_num, len(row), len(names))
-                if row:
-                    rows.append([row[i].strip() for i in positions.values()])
-                elif not empty_line:
-                    empty_line = lines.line_num
+            text = file.read().rstrip("\r\n")
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        names = [name.strip() for name in next(lines, [])]
+        rows: list[list[str]] = []
+        for row in lines:
+            if len(row) != len(names):
+                raise LabelError(
+                    f"{str(path)!r} has {len(row)} fields in line {lines.line_num}, and "
+                    f"{len(names)} in its header; a missing label is an empty field between "
+                    'delimiters, or "" on a line of its own'
+                )
+            rows.append(row)
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(
             f"{str(path)!r} cannot be read: {error}. Save it as a comma- or tab-separated file in "
             "UTF-8 with a header"
         ) from error
     return names, {
-        name: _parse_column([row[i] for row in rows], name, path, kinds.get(name))
-        for i, name in enumerate(positions)
-    }
-
-
-def _read_tsv(
-    path: Path, name: str, variables: Sequence[str], kinds: Mapping[str, str]
-) -> Contents:
-    return _read_csv(path, name, variables, kinds, "\t")
-
-
-def _row_error(
-    path: Path, empty_line: int, line: int, n_fields: int, n_expected: int
-) -> LabelError:
-    if not empty_line:
-        return LabelError(
-            f"{str(path)!r} has {n_fields} fields in line {line}, and {n_expected} in its header; "
-            'a missing label is an empty field between delimiters, or ""'
-        )
-    advice = (
-        'a missing label is "" on a line of its own'
-        if n_expected == 1
-        else "delete it, or write the delimiters of missing labels"
-    )
-    return LabelError(f"{str(path)!r} has an empty line {empty_line} among its rows; {advice}")
+        name: _parse_column([row[i].strip() for row in rows], name, path, kinds.get(name))
+        for i, name in enumerate(names) if name in variables
+    }  # fmt: skip
 
 
 def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> object:
     """Convert text to integers, else to floats, else to classes; an empty text is missing."""
-    classes = [text or None for text in texts]
     present = [text for text in texts if text]
-    if kind == "classes":  # "01" and "1" are different
-        return encode_one(classes, len(texts), name=name)
-    if all(map(_INTEGER.fullmatch, present)):
-        longest = max(present, key=len, default="")
-        if len(longest) > _MAX_DIGITS:
-            raise LabelError(
-                f"column {name!r} of {str(path)!r} holds an integer of {len(longest)} digits, "
-                f"{longest[:20]}...; pass --kind {name}=classes if these are names"
-            )
-        integers = np.array([int(text or 0) for text in texts], dtype=np.int64)
+    numbers = [text for text in present if _NUMBER.fullmatch(text)]
+    if kind != "classes" and len(numbers) == len(present):
+        if not all(map(_INTEGER.fullmatch, present)):
+            return np.array([float(text or "nan") for text in texts])
         missing = np.array([not text for text in texts], dtype=np.bool_)
+        try:
+            integers = np.array([int(text or 0) for text in texts], dtype=np.int64)
+        except (ValueError, OverflowError) as error:  # Python limits the digits of int()
+            raise LabelError(
+                f"column {name!r} of {str(path)!r} holds an integer beyond 64 bits; pass --kind "
+                f"{name}=classes if these are names"
+            ) from error
         return np.ma.masked_array(integers, missing) if missing.any() else integers
-    numbers = [bool(_NUMBER.fullmatch(text)) for text in present]
-    if all(numbers):
-        return np.array([float(text or "nan") for text in texts])
-    if any(numbers) and kind is None:
+    if numbers and kind is None:
+        text = next(text for text in present if not _NUMBER.fullmatch(text))
         raise LabelError(
-            f"column {name!r} of {str(path)!r} holds numbers and text such as "
-            f"{present[numbers.index(False)]!r}; leave missing labels empty, or pass "
-            f"--kind {name}=classes if all of them are names"
+            f"column {name!r} of {str(path)!r} holds numbers and text such as {text!r}; leave "
+            f"missing labels empty, or pass --kind {name}=classes if all of them are names"
         )
-    return encode_one(classes, len(texts), name=name, kind=kind)
+    # With kind "classes", "01" and "1" are different.
+    return encode_one([text or None for text in texts], len(texts), name=name, kind=kind)
 
 
 def _read_parquet(path: Path, _: str, variables: Sequence[str], kinds: object) -> Contents:
@@ -196,7 +160,7 @@ def _read_parquet(path: Path, _: str, variables: Sequence[str], kinds: object) -
 
 FORMATS: dict[str, Callable[[Path, str, Sequence[str], Mapping[str, str]], Contents]] = {
     ".npy": _read_npy,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": partial(_read_csv, delimiter=","),
+    ".tsv": partial(_read_csv, delimiter="\t"),
     ".parquet": _read_parquet,
 }

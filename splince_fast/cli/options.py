@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from splince_fast.exceptions import InputError
+
+
+def named_file(text: str) -> str:
+    """Return the path of a file to write; an empty one is an error of the arguments."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty (was a variable not set?)")
+    return text
+
 
 # Settings of argparse for the options that `fit`, `apply` and `compare` share.
 SHARED: Final[dict[str, dict[str, Any]]] = {
@@ -37,14 +45,19 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
         "metavar": "NAME",
         "help": "concept to erase; repeatable: several are erased jointly",
     },
+    "--groups": {
+        "metavar": "NAME",
+        "help": "variable, such as a document or a person, whose rows stay in one part of a split "
+        "and in one fold (in fit: of --shrinkage cv)",
+    },
     "--force": {"action": "store_true", "help": "overwrite existing files"},
 }
 
 
-def add_shared(add: Callable[..., object], *names: str, **settings: str) -> None:
-    """Add options of `SHARED`, with other `settings`, by ``add_argument`` of a parser or group."""
+def add_shared(parser: Any, *names: str) -> None:
+    """Add options of `SHARED` to a parser or a group of one."""
     for name in names:
-        add(name, **SHARED[name] | settings)
+        parser.add_argument(name, **SHARED[name])
 
 
 def check_outputs(
@@ -59,8 +72,6 @@ def check_outputs(
     for option, path in outputs.items():
         if path is None:
             continue
-        if not path:
-            raise InputError(f"{option} is empty; name a file (was a variable not set?)")
         if not Path(path).absolute().parent.is_dir():
             raise InputError(f"there is no folder for {path!r}; make it first")
         if os.path.isdir(path):
@@ -70,70 +81,33 @@ def check_outputs(
             raise InputError(f"{option}: {path!r} is {uses[real_path]}, too; name another file")
         if os.path.exists(path) and not force and option not in resumed:
             raise InputError(f"{path!r} exists; name another file, or overwrite it with --force")
-        if os.path.exists(path) and not os.access(path, os.W_OK):
-            raise InputError(f"{path!r} is read-only; name another file")
         uses[real_path] = f"the file of {option}"
 
 
 # Parameters of Python whose option has another name.
 _RENAMED = {
-    "alpha": "alphas", "erasers": "eraser", "heads": "head", "n_jobs": "jobs", "n_seeds": "seeds"
+    "alpha": "alphas", "erasers": "eraser", "heads": "head", "n_jobs": "jobs", "n_seeds": "seeds",
+    "refine": "passes",
 }  # fmt: skip
-# Advice that applies to Python alone, and its replacement.
-_PYTHON = (
-    (r", e\.g\. (\w+) = \1\[np\.isfinite\(\1\)\.all\(axis=1\)\]", ""),
-    (r",? or a function of moments\b", ""),
-    (r"; Moments, estimators and sf\.erase take kinds=", ""),
-    (r"(must be )None(?:,| or) ", r"\1"),
-    (r",? or None for ", "; by default "),
-    (r"\blabels\[('[^']*')\]", r"column \1 of the labels"),
-)
-_KIND = re.compile(
-    r"(?:Moments\()?kinds=\{(?:'(?P<name>[^']*)'|\.\.\.): '(?P<kind>\w+)'\}\)?"
-    r"|labels\.encode_one\([^=]*name='(?P<column>[^']*)', kind='(?P<read_as>\w+)'\)"
-)
 
 
-def with_flags(
-    text: str, parameters: Iterable[str], variables: Mapping[str, str] = MappingProxyType({})
-) -> str:
+def with_flags(text: str, names: Iterable[str], variables: Mapping[str, str]) -> str:
     """Replace parameters of Python by options of a command: ``rank_tol=1`` by ``--rank-tol 1``.
 
     `variables` maps names of the library, such as "task", to those of the command line.
     """
-    # A parameter after a slash, a quote or a hyphen may be part of a path, and is not replaced. A
-    # parameter without "=" is replaced at the beginning of the message, or if its name has an
-    # underscore.
-    flags = {name: f"--{name.replace('_', '-')}" for name in parameters}
+    flags = {name: f"--{name.replace('_', '-')}" for name in names}
     flags |= {name: flags[other] for name, other in _RENAMED.items() if other in flags}
-    for pattern, replacement in _PYTHON:
-        text = re.sub(pattern, replacement, text)
-    if "kind" in flags:
+    if "kind" in flags:  # the library names the option beside the parameter
         text = re.sub(r" \(on the command line: [^)]*\)", "", text)
-
-        def kind_flag(match: re.Match[str]) -> str:
-            name = match["name"] or match["column"] or "NAME"
-            return f"--kind {variables.get(name, name)}={match['kind'] or match['read_as']}"
-
-        text = _KIND.sub(kind_flag, text)
+        text = re.sub(r"(?:Moments\()?kinds=\{'(\w+)': '(\w+)'\}\)?", r"--kind \1=\2", text)
     text = re.sub(
-        r"\bvariable '(\w+)'", lambda match: f"variable {variables.get(match[1], match[1])!r}", text
+        r"((?:variable '|--kind ))(\w+)\b", lambda m: m[1] + variables.get(m[2], m[2]), text
     )
+    # A parameter after a slash, a quote or a hyphen may be part of a path, and is not replaced.
     any_name = "|".join(map(re.escape, flags))
-    words = "|".join(re.escape(name) for name in flags if "_" in name) or "(?!)"
-    start = r"(?<![\w/'\"-])"
-    text = re.sub(
-        rf"\b(?:pass ({any_name})=None\b|leave ({any_name}) out\b)",
-        lambda match: f"leave {flags[match[1] or match[2]]} out",
-        text,
-    )
-    text = re.sub(
-        rf"{start}({any_name})=('?)((?:[\w+-]+(?:\.\w+)*)?)\2",
-        lambda match: f"{flags[match[1]]} {match[3]}".rstrip(),
-        text,
-    )
     return re.sub(
-        rf"^({any_name})(?= (?:is|assigns)\b)|{start}(?<!= )({words})\b(?![/'\"=.-]\w)",
-        lambda match: flags[match[1] or match[2]],
+        rf"(?<![\w/'\"-])({any_name})=('?)((?:[\w+-]+(?:\.\w+)*)?)\2|^({any_name})(?= is\b)",
+        lambda m: f"{flags[m[1] or m[4]]} {m[3] or ''}".rstrip(),
         text,
     )

@@ -66,32 +66,28 @@ class ProfessionData(Tables):
         return (self.activations if activations is None else activations) @ self.he_minus_she
 
 
-def read_tables(folder: Path) -> Tables:
-    """Read ``nouns.csv`` and ``templates.txt`` in a folder."""
+def read_tables(folder: Path, checksum: str | None = None) -> Tables:
+    """Read ``nouns.csv`` and ``templates.txt`` in a folder; refuse another checksum."""
     # Reading as text converts line ends to "\n", so that the checksum is the same on Windows.
-    noun_text = (folder / NOUNS).read_text(encoding="utf-8")
-    template_text = (folder / TEMPLATES).read_text(encoding="utf-8")
-    rows = list(csv.DictReader(noun_text.splitlines()))
-    templates = tuple(line for line in template_text.splitlines() if line)
-    for template in templates:
-        if template.count(SLOT) != 1:
-            raise FileFormatError(
-                f"{folder / TEMPLATES}: the template {template!r} must hold {SLOT} exactly once"
-            )
-    try:
-        return Tables(
-            nouns=tuple(row["noun"] for row in rows),
-            families=tuple(row["family"] for row in rows),
-            stereotype=np.array([float(row["stereotype"]) for row in rows]),
-            factual=np.array([float(row["factual"]) for row in rows]),
-            templates=templates,
-            checksum=hashlib.sha256(f"{noun_text}\0{template_text}".encode()).hexdigest(),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+    noun_text, template_text = (
+        (folder / name).read_text(encoding="utf-8") for name in (NOUNS, TEMPLATES)
+    )
+    found = hashlib.sha256(f"{noun_text}\0{template_text}".encode()).hexdigest()
+    if checksum not in (None, found):
         raise FileFormatError(
-            f"{folder / NOUNS} cannot be read: {error!r}. Each row needs noun, family, stereotype "
-            "and factual, the scores as numbers"
-        ) from error
+            f"{folder / ARRAYS} was made from other tables than {NOUNS} and {TEMPLATES} beside it "
+            f"(checksum {checksum}, found {found}): one of them was changed; restore the files as "
+            "they were shipped, or build the activations again"
+        )
+    rows = list(csv.DictReader(noun_text.splitlines()))
+    return Tables(
+        nouns=tuple(row["noun"] for row in rows),
+        families=tuple(row["family"] for row in rows),
+        stereotype=np.array([float(row["stereotype"]) for row in rows]),
+        factual=np.array([float(row["factual"]) for row in rows]),
+        templates=tuple(line for line in template_text.splitlines() if line),
+        checksum=found,
+    )
 
 
 def load(folder: Path | None = None) -> ProfessionData:
@@ -99,32 +95,14 @@ def load(folder: Path | None = None) -> ProfessionData:
     if folder is None:
         with as_file(resource_files("splince_fast.demo").joinpath(FOLDER)) as shipped:
             return load(shipped)
-    tables = read_tables(folder)
-    path = folder / ARRAYS
-    tensors, metadata = files.read(path, KIND, FORMAT_VERSION)
-    try:
-        states, head = tensors["activations"], tensors["head"]
-        checksum, model, licence = (metadata[k] for k in ("tables_sha256", "model", "licence"))
-    except KeyError as error:
-        raise FileFormatError(f"{path} lacks {error}: it is incomplete; build it again") from error
-    advice = "restore the files as they were shipped, or build the activations again"
-    if checksum != tables.checksum:
-        raise FileFormatError(
-            f"{path} was made from other tables than {NOUNS} and {TEMPLATES} beside it (checksum "
-            f"{checksum}, found {tables.checksum}): one of them was changed; {advice}"
-        )
-    n_nouns, n_templates = len(tables.nouns), len(tables.templates)
-    if states.shape != (n_nouns * n_templates, head.shape[-1]) or head.shape[:-1] != (2,):
-        raise FileFormatError(
-            f"{path} holds activations of shape {states.shape} and a head of shape {head.shape}, "
-            f"for {n_nouns} nouns in {n_templates} templates and 2 pronouns; {advice}"
-        )
-    he, she = head.astype(np.float64)
+    tensors, metadata = files.read(folder / ARRAYS, KIND, FORMAT_VERSION)
+    tables = read_tables(folder, metadata["tables_sha256"])
+    he, she = tensors["head"].astype(np.float64)
     return ProfessionData(
         **vars(tables),
-        activations=states.astype(np.float64),
-        noun_index=np.repeat(np.arange(n_nouns), n_templates),
+        activations=tensors["activations"].astype(np.float64),
+        noun_index=np.repeat(np.arange(len(tables.nouns)), len(tables.templates)),
         he_minus_she=he - she,
-        model=model,
-        licence=licence,
+        model=metadata["model"],
+        licence=metadata["licence"],
     )

@@ -105,11 +105,9 @@ def run(
     split_values: dict[str, list[SplitValues]] = {method: [] for method in METHODS}
     n_rows = sum(len(split.train) for split in splits)
     row_bytes = data.activations[:1].nbytes
-    # The limit on threads affects only BLAS libraries that are loaded, and the first fit imports
-    # modules, which the timings should not include.
+    # The first fit loads BLAS and other modules, which the timings should not include.
     fit_eraser("LEACE", accumulate(data, splits[0].train))(data.activations[:1])
-    # Use one thread: NumPy and SciPy have separate BLAS thread pools, and for matrices of this size
-    # the synchronisation of threads takes longer than the computation.
+    # For matrices of this size the synchronisation of BLAS threads takes longer than the products.
     with (
         threadpool_limits(1, user_api="blas"),
         Progress(n_rows, "training prompts", show=progress) as bar,
@@ -128,13 +126,10 @@ def run(
 def accumulate(data: ProfessionData, rows: Index) -> Moments:
     """Accumulate moments of the prompts `rows`, with both scores as continuous variables."""
     nouns = data.noun_index[rows]
-    # A single block of all rows is merged at once. Otherwise, the first timed method would merge
-    # the buffered rows.
-    kinds = {"stereotype": "continuous", "factual": "continuous"}
-    return Moments(block_rows=len(rows), kinds=kinds).update(
-        data.activations[rows],
-        {"stereotype": data.stereotype[nouns], "factual": data.factual[nouns]},
-    )
+    labels = {"stereotype": data.stereotype[nouns], "factual": data.factual[nouns]}
+    # A single block is merged at once; otherwise the first timed method would merge buffered rows.
+    moments = Moments(block_rows=len(rows), kinds=dict.fromkeys(labels, "continuous"))
+    return moments.update(data.activations[rows], labels)
 
 
 def fit_eraser(name: str, moments: Moments) -> Projection:
@@ -182,9 +177,8 @@ def drop_to_correlation(
         if not distance[noun] < abs(correlation - target):
             raise NotEnoughDataError(
                 f"dropping prompts of {len(nouns)} nouns does not lead to a correlation of "
-                f"{target:g} between the two scores: it is {correlation:.2g} with {counts.sum()} "
-                f"prompts. There are too few nouns, or a score is constant among them; "
-                "try another seed or more nouns"
+                f"{target:g} between the two scores, but to {correlation:.2g}: there are too few "
+                "nouns, or a score is constant among them"
             )
         counts[noun] -= 1
         correlation = float(candidates[noun])
@@ -216,15 +210,12 @@ def evaluate(data: ProfessionData, split: NounSplit) -> dict[str, SplitValues]:
         seconds = time.perf_counter() - start
         erased_train, erased_test = erased[train], erased[test]
         _, stereotype, factual = inverse @ data.log_odds(erased_test)
-        values_by_method[method] = SplitValues(
-            stereotype=float(stereotype),
-            factual=float(factual),
-            residual=float(np.linalg.norm(z_train @ erased_train) / covariance_z),
-            kept=float(np.linalg.norm(y_train @ erased_train) / covariance_y),
-            distortion=float(np.sum(np.square(erased_train - X_train)) / total_squares),
-            probe_r2=probe_r2(erased_train, z[train], erased_test, z[test]),
-            seconds=seconds,
-        )
+        residual = np.linalg.norm(z_train @ erased_train) / covariance_z
+        kept = np.linalg.norm(y_train @ erased_train) / covariance_y
+        distortion = np.sum(np.square(erased_train - X_train)) / total_squares
+        r2 = probe_r2(erased_train, z[train], erased_test, z[test])
+        values = (stereotype, factual, residual, kept, distortion, r2, seconds)
+        values_by_method[method] = SplitValues(*map(float, values))
     return values_by_method
 
 
@@ -233,9 +224,8 @@ def probe_r2(train: Float, z_train: Float, test: Float, z_test: Float) -> float:
 
     The penalty prevents large weights in erased directions, which hold only rounding errors.
     """
-    moments = Moments(block_rows=len(train), kinds={"z": "continuous"}).update(
-        train, {"z": z_train}
-    )
+    moments = Moments(block_rows=len(train), kinds={"z": "continuous"})
+    moments.update(train, {"z": z_train})
     covariance, cross = moments.covariance(ddof=0), moments.cross_covariance("z", ddof=0)[:, 0]
     scale = np.sqrt(np.diag(covariance))
     scale[scale == 0] = 1.0

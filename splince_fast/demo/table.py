@@ -16,7 +16,6 @@ from splince_fast.demo.experiment import (
 )
 from splince_fast.evaluation.statistics import corrected_t
 
-CONFIDENCE: Final = 0.95
 STAR_LEVEL: Final = 0.01
 SCORES: Final = ("stereotype", "factual")
 # exp(factual coefficient) of SPLINCE divided by that of LEACE in the paper: the smallest ratio
@@ -58,7 +57,7 @@ def factual_test(results: Results) -> FactualTest:
 def odds_factor(results: Results, method: str, field: str) -> OddsFactor:
     """Return exp(mean coefficient) with a t-interval corrected for the overlap of the splits."""
     values = results.column(method, field)
-    _, _, low, high = corrected_t(values.tolist(), results.test_ratio, CONFIDENCE)
+    _, _, low, high = corrected_t(values.tolist(), results.test_ratio)
     return OddsFactor(*map(float, np.exp([values.mean(), low, high])))
 
 
@@ -106,7 +105,7 @@ def paper_comparison(results: Results) -> str:
     all_nearer = len(nearer) == len(ERASERS)
     neutral = [method for method in ERASERS if stereo[method].low <= 1 <= stereo[method].high]
     test = factual_test(results)
-    significant = test.p < STAR_LEVEL
+    significant = bool(test.p < STAR_LEVEL)
     leace_kept = float(results.column("LEACE", "kept").mean())
     agreement = {True: "as in the paper", False: "unlike the paper"}
     return (
@@ -115,7 +114,7 @@ def paper_comparison(results: Results) -> str:
         f"interval contains 1 for {', '.join(neutral) or 'none'}.\n"
         f"Factual: SPLINCE's factor is {np.exp(test.difference):.2f} times LEACE's (paper: "
         f"{_PAPER_RATIOS[0]:.2f} to {_PAPER_RATIOS[1]:.2f}), p = {test.p:.1e}, "
-        f"{'' if significant else 'not '}significant {agreement[bool(significant)]}; LEACE kept "
+        f"{'' if significant else 'not '}significant {agreement[significant]}; LEACE kept "
         f"{leace_kept:.1%} of |Cov(x, y)|."
     )
 
@@ -127,7 +126,7 @@ def notes(results: Results) -> str:
     return f"""\
 exp(beta): factor on the odds of he to she per unit of score, from the regression of
   log p(he) - log p(she) on both scores over {prompts:,} held-out prompts, where the two correlate
-  by less than {CORRELATION_TOLERANCE:g} (largest {correlation:.1g}); {CONFIDENCE:.0%} t-interval \
+  by less than {CORRELATION_TOLERANCE:g} (largest {correlation:.1g}); 95% t-interval \
 over splits, widened for their
   overlap (Nadeau and Bengio 2003)
 residual z, kept y: |Cov(r(x), .)| / |Cov(x, .)| on the training prompts, z the stereotype, y the

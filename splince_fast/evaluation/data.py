@@ -21,6 +21,7 @@ from splince_fast._runtime.rows import as_rows
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, encode, encode_one
 from splince_fast.labels.encoded import observed
+from splince_fast.sources._npy import open_npy
 
 Rows = NDArray[np.intp]  # row numbers
 Codes = NDArray[np.intp]
@@ -34,31 +35,24 @@ _MAX_PRODUCT = 10_000  # above this number of combinations, only cells with rows
 
 def read_rows(X: object) -> Matrix:
     """Read (n, d) rows from an array, frame, tensor, source or .npy file."""
+    if isinstance(X, str | os.PathLike):
+        if Path(X).suffix != ".npy":
+            raise InputError(
+                f"{os.fspath(X)!r} is not a .npy file; read others by splince_fast.sources, such "
+                "as from_parquet(path, embedding=COLUMN)"
+            )
+        return as_rows(open_npy(os.fspath(X)))
+    if isinstance(X, sources.Source):
+        arrays = [np.array(as_rows(block.X)) for block in X]
+        if not arrays:
+            raise InputError(f"{X.name} has no rows")
+        return np.concatenate(arrays)
     array = X
     while isinstance(array, np.ndarray):
         # Worker processes would map the file of a copy-on-write map, without the changes.
         if isinstance(array, np.memmap) and array.mode == "c":
             return as_rows(np.array(X))
         array = array.base
-    if isinstance(X, str | os.PathLike):
-        path = Path(X)
-        if path.suffix != ".npy":
-            raise InputError(
-                f"{str(path)!r} is not a .npy file; read others by splince_fast.sources, such as "
-                "from_parquet(path, embedding=COLUMN)"
-            )
-        try:
-            return as_rows(np.load(path, mmap_mode="r", allow_pickle=False))
-        except (ValueError, EOFError) as error:
-            raise InputError(
-                f"{str(path)!r} cannot be read as a .npy array: {error}. The file may be "
-                "truncated, have another format, or contain Python objects"
-            ) from error
-    if isinstance(X, sources.Source):
-        arrays = [np.array(as_rows(block.X)) for block in X]
-        if not arrays:
-            raise InputError(f"{X.name} has no rows")
-        return np.concatenate(arrays)
     return as_rows(X)
 
 
@@ -117,10 +111,9 @@ def class_codes(
     values: object, name: str, n: int | None = None, *, of: str = "X", declared: bool = False
 ) -> ClassCodes:
     """Encode a column of `n` labels, as many as the argument `of`; drop classes without rows."""
-    if n is None:
-        if not isinstance(values, Sized):
-            raise InputError(f"labels are {type(values).__name__}, not a column of labels")
-        n = len(values)
+    if n is None and not isinstance(values, Sized):
+        raise InputError(f"labels are {type(values).__name__}, not a column of labels")
+    n = len(values) if n is None else n  # type: ignore[arg-type]
     encoded = encode_one(values, n, name=name, kind="classes", of=of)
     return encoded if declared else observed(encoded)
 
@@ -151,7 +144,7 @@ def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     index = {name: i for i, name in enumerate(first.classes)}
     for name in second.classes:
         index.setdefault(name, len(index))
-    table = np.array([index[name] for name in second.classes] + [-1], dtype=np.intp)
+    table = np.array([*(index[name] for name in second.classes), -1], dtype=np.intp)
     return first.codes, table[second.codes]
 
 

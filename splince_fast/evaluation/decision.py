@@ -48,7 +48,7 @@ def decide(
     if metric is None:
         few = any(has_few_rows(result, e, head, p) for e in result.context.erasers)
         metric = "accuracy" if few else headline(result.metrics)
-    head = result.head_of(metric, head)
+    head = result._head_of(metric, head)
     verdict = result.verdict(metric, head=head or None, p=p)
     unerased = result.context.eraser_as("none")
     names = [name for name in verdict.order if name != unerased]
@@ -64,8 +64,9 @@ def decide(
         reasons.append(f"Order over the {verdict.n_seeds} seeds at which all erasers have values.")
     if partial:
         reasons.append(f"Not considered, because {remains}it: {joined(partial)}.")
-    outcome, eraser = choice.outcome, choice.eraser
-    return Decision(outcome, eraser, metric, head, choice.sentence(), tuple(reasons))
+    return Decision(
+        choice.outcome, choice.eraser, metric, head, choice.sentence(), tuple(reasons)
+    )  # fmt: skip
 
 
 def _mean(result: Measurements, metric: str, eraser: str | None, **where: Any) -> float:
@@ -139,35 +140,35 @@ class _Choice:
         key = key_of(role)
         needs_labels = role == "quadratic" if key is None else METHODS[key].needs_labels
         chosen = self.eraser + " (it needs every row's label)" * needs_labels
+        own, unerased = mean[self.eraser], mean.get(str(self.unerased), "")
         if self.outcome == NO_GAIN:
             return (
-                f"Erasing does not improve the {self.label}: {mean[self.eraser]} after "
-                f"{self.eraser}, {mean[str(self.unerased)]} on unerased rows; if the concept must "
-                f"be erased, use {chosen}{' for now' * bool(rivals)}."
+                f"Erasing does not improve the {self.label}: {own} after {self.eraser}, {unerased} "
+                f"on unerased rows; if the concept must be erased, use {chosen}"
+                f"{' for now' * bool(rivals)}."
             )
         if self.outcome == DECIDED:
             others = [f"{mean[e]} after {e}" for e in self.erasers[1:2]]
-            others += [f"{mean[e]} on unerased rows" for e in [self.unerased] if e]
+            others += [f"{unerased} on unerased rows"] * bool(unerased)
             if not others:
                 return f"Use {chosen}: no other eraser was compared."
             tests = "the difference is" if len(self.tests) == 1 else "each difference is"
-            score = f"its {self.label} is {mean[self.eraser]}, against {joined(others)}"
+            score = f"its {self.label} is {own}, against {joined(others)}"
             return f"Use {chosen}: {score}; {tests} significant."
+        text = f"Use {chosen} for now: best {self.label} so far ({own})"
         if len(tie) > 1:
             chosen += " for now" * bool(self.open)
             within = number(self.min_gain).rstrip("0")
             text = f"Use {chosen}: {_named(tie)} are equal within {within} by {self.label}"
-        else:
-            text = f"Use {chosen} for now: best {self.label} so far ({mean[self.eraser]})"
         if self.unerased and self.sign * (self.mean[self.eraser] - self.mean[self.unerased]) < 0:
-            text += f", but not erasing is better ({mean[self.unerased]})"
+            text += f", but not erasing is better ({unerased})"
         elif self.unerased in self.open:
-            text += f", not significantly better than unerased rows ({mean[self.unerased]})"
-        if not self.tested:
-            n = min(test.n for test in self.tests.values())
+            text += f", not significantly better than unerased rows ({unerased})"
+        n = min((test.n for test in self.tests.values()), default=0)
+        if not self.tested and n < MIN_SEEDS:
             have = f"{n} {'has' if n == 1 else 'have'} values"
-            if n < MIN_SEEDS:
-                return f"{text}; a test needs {MIN_SEEDS} seeds, and {have}."
+            return f"{text}; a test needs {MIN_SEEDS} seeds, and {have}."
+        if not self.tested:
             return f"{text}; differences that are equal at all seeds cannot be tested."
         if rivals:
             verb = "is" if len(rivals) == 1 else "are"
@@ -177,7 +178,7 @@ class _Choice:
     def _needed_text(self) -> str:
         """Return the number of seeds or rows that would decide all open comparisons."""
         # A difference D is decided if the half width of its interval is below |D|, or, as equality,
-        # below `min_gain` - |D|. In Holm's method the closest comparison is tested last, at 5 %.
+        # below `min_gain` - |D|. Holm's method tests the closest comparison last, at 5 %.
         seeds, rows, apart = 0, 0, True
         context, ratio = self.result.context, self.result.test_ratio(self.p)
         for test in (self.tests[e] for e in self.open):
@@ -240,7 +241,7 @@ def summary(result: Measurements) -> tuple[Decision, str, str]:
         value = _mean(result, metric, name, head=of)
         return "" if math.isnan(value) else f"{100 * max(0.0, value):.0f}"
 
-    concepts, left = result.context.concepts, []
+    concepts, left, cost = result.context.concepts, [], []
     for name in concepts:
         accuracy, chance, r2 = (
             concept_key(f"probe_{kind}", name, concepts) for kind in ("accuracy", "chance", "r2")
@@ -255,7 +256,6 @@ def summary(result: Measurements) -> tuple[Decision, str, str]:
                 before = percent(metric, unerased)
                 earlier = before and f", and {before} before erasing"
                 left.append(f"{text.format(subject, after)}; {level} is chance{earlier}")
-    cost = []
     for metric, text in (
         ("accuracy", "the task is predicted for {} of 100 new rows"),
         ("r2", "{} % of the variance of the task can be predicted in new rows"),
@@ -266,12 +266,9 @@ def summary(result: Measurements) -> tuple[Decision, str, str]:
     change = _mean(result, "distortion", eraser)
     if not math.isnan(change):
         cost.append(f"{eraser} changes {100 * change:.3g} % of the variance of the rows")
-    missing = (
-        f"The linear signal of {joined(concepts)} after {eraser} was not measured: no probe has a "
-        "score."
-    )
-    return (
-        choice,
-        f"After {eraser}, {'; '.join(left)}." if left else missing,
-        f"The cost: {'; '.join(cost)}." if cost else "The cost was not measured.",
-    )
+    linear = (
+        f"After {eraser}, {'; '.join(left)}." if left
+        else f"The linear signal of {joined(concepts)} after {eraser} was not measured: no probe "
+        "has a score."
+    )  # fmt: skip
+    return choice, linear, f"The cost: {'; '.join(cost)}." if cost else "The cost was not measured."

@@ -21,7 +21,7 @@ from splince_fast import baselines
 from splince_fast._runtime.rows import check_values
 from splince_fast.conditional import ConditionalEraser
 from splince_fast.evaluation.data import Codes, Float
-from splince_fast.evaluation.records import PartLabels
+from splince_fast.evaluation.records import ERASER_ROW, PATH, PartLabels
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Encoded, names_array
 from splince_fast.methods.quadratic import quadratic
@@ -56,7 +56,12 @@ def named_components(specs: object, choices: Sequence[str], kind: str) -> tuple[
     components: dict[str, Component] = {}
     for key, spec in pairs:
         if isinstance(spec, str):
-            spec = default_name = _name_in_library(spec, choices, kind)
+            method = key_of(spec) if kind == "eraser" else None
+            labels = {label.lower(): label for label in choices}
+            label = labels.get(spec.lower()) if method is None else METHODS[method].label
+            if label is None:
+                raise InputError(f"there is no {kind} {spec!r}; choose from {', '.join(choices)}")
+            spec = default_name = label
         elif hasattr(spec, "get_params") and hasattr(spec, "fit"):
             default_name = type(spec).__name__
         elif kind == "eraser" and callable(spec):
@@ -67,20 +72,14 @@ def named_components(specs: object, choices: Sequence[str], kind: str) -> tuple[
                 + ("a transformer or function" if kind == "eraser" else "a classifier")
             )
         name = default_name if key is None else str(key)
-        if name in components:
-            raise InputError(f"two {kind}s are named {name!r}; pass a dict with different names")
+        if name in (*components, ERASER_ROW, PATH):
+            raise InputError(
+                f"the {kind} name {name!r} is reserved, or that of two {kind}s; pass a dict"
+            )
         components[name] = Component(name, spec)
+    if not components and kind != "probe":  # the caller may want no probe
+        raise InputError(f"{kind}s= is empty; choose from {', '.join(choices)}")
     return tuple(components.values())
-
-
-def _name_in_library(text: str, choices: Sequence[str], kind: str) -> str:
-    """Return the name as the library writes it, such as "LEACE" for "leace"."""
-    key = key_of(text) if kind == "eraser" else None
-    labels = {label.lower(): label for label in choices}
-    label = labels.get(text.lower()) if key is None else METHODS[key].label
-    if label is None:
-        raise InputError(f"there is no {kind} {text!r}; choose from {', '.join(choices)}")
-    return label
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -74,9 +74,7 @@ def _association(
     """Plot a metric against the association level: a line and an interval band per eraser."""
     levels = [p for p in result.context.levels if p is not None]
     if not levels:
-        raise InputError(
-            "the run has only the natural split; this figure needs association=(.5, ...)"
-        )
+        raise InputError("the run has only the natural split; the figure needs association=")
     metric = headline(result.metrics) if metric is None else metric
     for eraser in result.context.erasers:
         intervals = [result.interval(metric, eraser=eraser, head=head, p=p) for p in levels]
@@ -87,7 +85,7 @@ def _association(
         axes.fill_between(levels, low, high, color=style["color"], alpha=0.12, linewidth=0)
     axes.set_xlabel("association p of task and concept in the training rows")
     axes.set_xticks(levels)
-    head, label = result.head_of(metric, head), result.metric(metric).label
+    head, label = result._head_of(metric, head), result.metric(metric).label
     axes.set_ylabel(label)
     axes.set_title(f"{label}{f', {head} head' if head else ''}", loc="left")
     n = len(result.context.seeds)
@@ -101,13 +99,9 @@ def _probe_scores(result: Measurements) -> list[str]:
 
 
 def _trade_off(
-    result: Measurements,
-    axes: Axes,
-    *,
-    metric: str | None = None,
-    head: str | None = None,
+    result: Measurements, axes: Axes, *, metric: str | None = None, head: str | None = None,
     p: float | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Plot the score of a probe for the first concept (lower is better) against a task metric."""
     probes = _probe_scores(result)
     if not probes:
@@ -124,14 +118,10 @@ def _trade_off(
                 [x], [y], linestyle="none", fillstyle="full" if k == 0 else "none",
                 label=eraser if k == 0 else None, **_style(result, eraser) | {"markersize": 8},
             )  # fmt: skip
-    chance = 0.0  # of an R2
-    if probe.startswith("probe_accuracy"):
-        levels = (
-            result.mean(probe.replace("accuracy", "chance", 1), eraser=e, p=p)
-            for e in context.erasers
-        )
-        chance = next((level for level in levels if not math.isnan(level)), math.nan)
-    axes.axhline(chance, color="#888888", linewidth=1, linestyle="--")
+    chance = "probe_chance" + probe.partition("[")[1] + probe.partition("[")[2]  # 0 for an R2
+    levels = (result.mean(chance, eraser=e, p=p) for e in context.erasers)
+    level = next((level for level in levels if not math.isnan(level)), math.nan)
+    axes.axhline(level, color="#888888", linewidth=1, linestyle="--")
     side = "left" if entry.lower_is_better else "right"
     axes.set_xlabel(f"{entry.label} (better to the {side})")
     axes.set_ylabel(f"{result.metric(probe).label} (better below)")
@@ -140,7 +130,4 @@ def _trade_off(
     _legend(axes, marks, context.erasers)
 
 
-KINDS: dict[str, Callable[..., None]] = {
-    "association": _association,
-    "trade-off": _trade_off,
-}
+KINDS: dict[str, Callable[..., None]] = {"association": _association, "trade-off": _trade_off}

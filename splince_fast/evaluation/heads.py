@@ -3,9 +3,7 @@
 A head for classes minimises the mean log-loss plus ``alpha / 2 |w|^2``, with an unpenalised
 intercept, as ``LogisticRegression(C=1 / (alpha n))`` does. A head for a quantity minimises half the
 mean squared error plus the same penalty. Features are centred and divided by one number, the root
-of the mean variance of the training features, so that alphas are comparable between erasers and
-between data sets. A separate scale for each feature would change the geometry of the features, on
-which the penalty and SAL depend.
+of the mean variance of the training features: a scale for each would change their geometry.
 """
 
 from __future__ import annotations
@@ -77,10 +75,10 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
     X : array-like of shape (n, d)
         Rows, erased or not.
     y : column of shape (n,)
-        Classes, or a quantity if the values are floats. For a quantity, the head minimises half
-        the mean squared error plus the same penalty.
+        Classes, or a quantity if the values are floats, for which the loss is half the mean squared
+        error.
     alpha : float
-        Penalty, at least 0.
+        Penalty, at least 0; with 0, separable classes are an error.
     scale : bool
         Whether features are centred and divided by the root of their mean variance before the
         fit. The coefficients of the returned head apply to the unscaled X.
@@ -89,11 +87,6 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
     -------
     Head
         The fitted head; ``converged`` is False if the tolerance was not reached.
-
-    Raises
-    ------
-    InputError
-        `alpha` is out of range, or it is 0 and the classes are separable.
 
     Examples
     --------
@@ -118,21 +111,20 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
             raise NotEnoughDataError("no row has a value of y")
     else:
         encoded = occurring_classes("task y", encoded)
-    centre, unit = np.zeros(rows.shape[1]), 1.0
-    if scale:
-        centre = rows.mean(axis=0)
-        unit = math.sqrt(float(np.mean((rows - centre) ** 2)))
-        if unit == 0.0:
-            raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
+    centre = rows.mean(axis=0) if scale else np.zeros(rows.shape[1])
+    unit = math.sqrt(float(np.mean((rows - centre) ** 2))) if scale else 1.0
+    if unit == 0.0:
+        raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
     scaled = (rows - centre) / unit
     if isinstance(encoded, Columns):
         (head,) = ridge_path(scaled, encoded.values[present], (alpha,))
     else:
         (head,) = logistic_path(scaled, encoded.codes[present], encoded.classes, (alpha,))
     coef = head.coef_ / unit
-    intercept = head.intercept_ - coef @ centre
-    columns = feature_names(X, rows.shape[1])
-    return replace(head, coef_=coef, intercept_=intercept, feature_names=columns)
+    return replace(
+        head, coef_=coef, intercept_=head.intercept_ - coef @ centre,
+        feature_names=feature_names(X, rows.shape[1]),
+    )  # fmt: skip
 
 
 def logistic_path(
@@ -145,7 +137,6 @@ def logistic_path(
         for j, alpha in enumerate(alphas)
     ]
     for head in path:
-        # Without a penalty, a head that predicts all rows correctly has no minimiser.
         if head.alpha == 0 and (decide(rows @ head.coef_.T + head.intercept_) == codes).all():
             raise InputError(
                 "the classes are separable on the training rows, so an unregularised head has no "
@@ -203,13 +194,11 @@ def check_alphas(alphas: Any) -> tuple[float, ...]:
     alphas = tuple(alphas) if is_sequence else (alphas,)
     for alpha in alphas:
         check_alpha(alpha)
-        if alpha == 0:
-            raise InputError(
-                "alphas contains 0; pass positive penalties only, and use the head 'unregularised' "
-                "of compare, or fit_head, for alpha 0"
-            )
-    if not alphas:
-        raise InputError("alphas is empty; pass at least one penalty, such as (.01,)")
+    if not alphas or 0 in alphas:
+        raise InputError(
+            f"alphas is {alphas!r}; pass at least one penalty, and positive ones only: for alpha 0 "
+            "there are the head 'unregularised' of compare, and fit_head"
+        )
     return tuple(sorted({float(alpha) for alpha in alphas}, reverse=True))
 
 

@@ -26,8 +26,6 @@ from splince_fast.evaluation.erasers import (
 from splince_fast.evaluation.heads import Head
 from splince_fast.evaluation.metrics import (
     OF_CLASSES,
-    ClassPredictions,
-    QuantityPredictions,
     add_scores,
     as_codes,
     as_quantities,
@@ -58,12 +56,8 @@ class ErasedRows(NamedTuple):
     test: Float
 
 
-class HeadPath(NamedTuple):
-    """Heads at all alphas, in descending order."""
-
-    fits: list[Head]
-    selected: int  # index of the selected head
-    notes: tuple[str, ...] = ()
+# Heads at all alphas, in descending order, the index of the selected one, and notes.
+HeadPath = tuple[list[Head], int, tuple[str, ...]]
 
 
 class Job:
@@ -85,8 +79,7 @@ class Job:
         )  # fmt: skip
         self.unerased = ErasedRows(self.train.rows, self.validation.rows, self.test.rows)
         if isinstance(plan.task, ClassCodes):
-            # `classes` holds the class codes that occur in the training rows, and `class_index`
-            # the index into `classes` of each training row.
+            # Class codes that occur in the training rows, and the index of each training row.
             self.classes, self.class_index = np.unique(self.train.codes.task, return_inverse=True)
 
     @cached_property
@@ -177,20 +170,21 @@ class Job:
         """Fit and score one head on erased rows; the record of "retrained" covers all alphas."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
-            path = self._unerased_head_path
-            return self._scored_record(record, path.fits[path.selected], rows)
+            fits, selected, _ = self._unerased_head_path
+            return self._scored_record(record, fits[selected], rows)
         if head.spec == "unregularised":
             return self._scored_record(record, self._fit(rows, (0.0,), max_iter=1000)[0], rows)
         if head.spec != "retrained":
             return self._classifier_record(record, head, rows)
-        path = self._unerased_head_path if rows is self.unerased else self._fit_head_path(rows)
-        records = [self._scored_record(record, fit, rows) for fit in path.fits]
-        best = records[path.selected]
-        reasons = (best.reason, *(r.reason for r in records))
+        is_unerased = rows is self.unerased
+        path = self._unerased_head_path if is_unerased else self._fit_head_path(rows)
+        fits, selected, notes = path
+        records = [self._scored_record(record, fit, rows) for fit in fits]
+        best = records[selected]
         return dataclasses.replace(
             best,
-            notes=best.notes + path.notes,
-            reason=next(filter(None, reasons), ""),
+            notes=best.notes + notes,
+            reason=next(filter(None, (best.reason, *(r.reason for r in records))), ""),
             path=tuple((float(r.alpha or 0), r.values) for r in records),
         )
 
@@ -198,16 +192,14 @@ class Job:
         """Fit heads at every alpha; select one by validation rows or folds of training rows."""
         alphas, validation = self.plan.alphas, self.validation
         fits = self._fit(rows, alphas)
-        if len(alphas) == 1:
-            return HeadPath(fits, 0)
-        predictions = [self._predict(fit, rows.validation) for fit in fits]
-        if isinstance(self.plan.task, Columns):
-            if not len(validation.rows):
-                return HeadPath(fits, 0)
-            errors = [np.mean((validation.codes.task - y_pred) ** 2) for y_pred in predictions]
-            scored = [{"accuracy": -float(error)} for error in errors]
-            return HeadPath(fits, heads.select_best(scored, alphas, "accuracy"))
+        is_quantity = isinstance(self.plan.task, Columns)
         notes: tuple[str, ...] = ()
+        if len(alphas) == 1 or (is_quantity and not len(validation.rows)):
+            return fits, 0, notes
+        predictions = [self._predict(fit, rows.validation) for fit in fits]
+        if is_quantity:
+            errors = [np.mean((validation.codes.task - y_pred) ** 2) for y_pred in predictions]
+            return fits, int(np.argmin(errors)), notes
         # A cell with training rows may have too few validation rows.
         counts = np.bincount(validation.strata, minlength=int(self.train.strata.max()) + 1)
         if (counts[np.unique(self.train.strata)] < heads.MIN_CELL).any():
@@ -217,12 +209,11 @@ class Job:
             )
             notes = (
                 f"a validation cell has fewer than {heads.MIN_CELL} rows, so alpha was selected by "
-                f"{FOLDS}-fold cross-validation on the training rows" + text * (left_out > 0),
+                f"{FOLDS}-fold cross-validation on the training rows{text * (left_out > 0)}",
             )
         else:
-            held_out = (ClassPredictions(validation.codes, y_pred) for y_pred in predictions)
-            scored = [scores(_SELECTION, y_pred) for y_pred in held_out]
-        return HeadPath(fits, heads.select_best(scored, alphas, self.plan.select), notes)
+            scored = [scores(_SELECTION, validation.codes, y_pred) for y_pred in predictions]
+        return fits, heads.select_best(scored, alphas, self.plan.select), notes
 
     def _fit(self, rows: ErasedRows, alphas: Sequence[float], **options: Any) -> list[Head]:
         """Fit linear heads, whose classes are codes, on the training rows, one per alpha."""
@@ -257,7 +248,7 @@ class Job:
             for i, f in enumerate(folds):
                 fit = fits[i * len(alphas) + j]
                 y_pred[fold == f] = self._predict(fit, rows.train[fold == f])
-            scored.append(scores(_SELECTION, ClassPredictions(labels, y_pred[held_out])))
+            scored.append(scores(_SELECTION, labels, y_pred[held_out]))
         return scored, FOLDS - len(folds)
 
     def _classifier_record(self, record: Record, head: Component, rows: ErasedRows) -> Record:
@@ -278,22 +269,20 @@ class Job:
 
     def _add_scores(self, record: Record, y_pred: NDArray[Any]) -> Record:
         """Return the record with the metrics of the predictions on the test rows."""
-        plan = self.plan
+        plan, labels = self.plan, self.test.codes
         if isinstance(plan.task, Columns):
-            y_pred = as_quantities(y_pred, self.test.codes.task.shape)
-            quantities = QuantityPredictions(self.test.codes.task, y_pred)
-            return add_scores(record, quantities, plan.metrics)
-        if n_unknown := int((~np.isin(self.test.codes.task, self.classes)).sum()):
+            y_pred = as_quantities(y_pred, labels.task.shape)
+            return add_scores(record, labels, y_pred, (), plan.metrics)
+        if n_unknown := int((~np.isin(labels.task, self.classes)).sum()):
             note = (
                 f"{n_unknown} test rows have a class of the task that no training row has; they "
                 "count as errors"
             )
             record = dataclasses.replace(record, notes=(*record.notes, note))
-        y_pred = as_codes(y_pred, len(self.test.codes.task), self.classes)
+        y_pred = as_codes(y_pred, len(labels.task), self.classes)
         if plan.test is not None:
             record = dataclasses.replace(record, y_pred=tuple(y_pred.tolist()))
-        predictions = ClassPredictions(self.test.codes, y_pred, plan.task.classes)
-        return add_scores(record, predictions, plan.metrics)
+        return add_scores(record, labels, y_pred, plan.task.classes, plan.metrics)
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:

@@ -5,16 +5,13 @@ Problem j of J minimises the objective, over weights u (d, C) and an unpenalised
     sum_i w_ij loss(y_ij, x_i^T u + b) + 1/2 sum_k penalty_kj |u_k|^2,
 
 where i counts the n rows, k the d features, and w_ij are the sample weights. The loss is the
-log-loss of a sigmoid (two classes, C = 1) or of a softmax (C classes). Because the problems share
-the rows, an iteration takes two matrix products with the rows instead of 2 J matrix-vector
-products.
+log-loss of a sigmoid (two classes, C = 1) or of a softmax (C classes). An iteration takes two
+matrix products with the rows for all problems.
 
 The solver is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980). Its preconditioner is the
 approximate Hessian ``c S + penalty`` with S = Cov(x). The number c replaces the curvatures
 p (1 - p) of the rows, p the predicted probability, by their mean, per problem and class. One
-eigendecomposition of S serves all penalties and all values of c, so that c can be updated
-during the fit. A fit takes 8 to 40 iterations of two products with the rows. In comparison, one
-iteration of Newton's method takes n d^2 operations per problem.
+eigendecomposition of S serves all penalties and all values of c. A fit takes 8 to 40 iterations.
 
 With LogisticRegression of scikit-learn, warm-started along the penalties, the benchmark
 "evaluation/compare" has the same results, but takes 2.9 times as long with "lbfgs" (tol 1e-5:
@@ -24,7 +21,6 @@ With LogisticRegression of scikit-learn, warm-started along the penalties, the b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -73,84 +69,88 @@ def fit(
     width = 1 if n_classes == 2 else n_classes
     if tol is None:
         tol = 1e-7 if d * width <= 2000 else 1e-5
-    problem = _Problem(
+    batch = _Batch(
         rows,
         (y[:, None, None] == (1 if width == 1 else np.arange(width))).astype(np.float64),
         np.broadcast_to(penalties, (d, J)),
         np.full((n, 1), 1.0 / n) if sample_weights is None else sample_weights,
     )
-    hessian = _Hessian.of(problem)
     u = np.zeros((d + 1, J, width))
-    u[-1] = problem.initial_intercepts()
     converged = np.zeros(J, dtype=bool)
     active = np.arange(J)
-    point = problem.point(u, np.broadcast_to(u[-1], (n, J, width)))
-    hessian.set_curvature(problem.curvature(point))
-    history: list[tuple[Float, Float, Float]] = []
     for iteration in range(max_iter + 1):
-        gradient = point.gradient
-        solved = np.abs(gradient).max(axis=(0, 2)) <= tol
+        solved = np.abs(batch.gradient).max(axis=(0, 2)) <= tol
         if solved.any() or iteration == max_iter:
-            u[:, active] = point.u
+            u[:, active] = batch.u
             converged[active] = solved
-            kept = ~solved
-            if iteration == max_iter or not kept.any():
+            if iteration == max_iter or solved.all():
                 break
-            active = active[kept]
-            problem, point, hessian = problem.subset(kept), point.subset(kept), hessian.subset(kept)
-            history = [(s[:, kept], g[:, kept], r[kept]) for s, g, r in history]
+            active = active[~solved]
+            batch.keep(~solved)
         if iteration in _CURVATURE_UPDATES:
-            hessian.set_curvature(problem.curvature(point))
-        direction = _direction(point.gradient, history, hessian)
-        next_point = problem.step(point, direction)
-        s, g = next_point.u - point.u, next_point.gradient - point.gradient
-        product = np.sum(s * g, axis=(0, 2))
-        usable = product > 0
-        history.append((s, g, np.where(usable, 1.0 / np.where(usable, product, 1.0), 0.0)))
-        history = history[-_MEMORY:]
-        point = next_point
+            batch.update_curvature()
+        batch.step()
     weights = np.ascontiguousarray(u[:d].transpose(1, 2, 0))
     return Fits(weights, u[d].copy(), converged)
 
 
-class _Point(NamedTuple):
-    """Point of an iteration."""
+class _Batch:
+    """Problems that are not solved yet, with the point of each."""
 
-    u: Float  # (d + 1, J, C); the last row holds the intercepts
-    scores: Float  # (n, J, C)
-    probabilities: Float  # (n, J, C)
-    value: Float  # (J,) objective values
-    gradient: Float  # (d + 1, J, C)
-
-    def subset(self, kept: NDArray[np.bool_]) -> _Point:
-        return _Point(*(part[kept] if part.ndim == 1 else part[:, kept] for part in self))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Problem:
-    """J problems, with their objective values and gradients."""
-
-    rows: Float
+    rows: Float  # (n, d)
     target: Float  # (n, 1, C) indicators of the classes
     penalty: Float  # (d, J)
     weight: Float  # (n, J), or (n, 1) for equal weights
+    u: Float  # (d + 1, J, C); the last row holds the intercepts
+    scores: Float  # (n, J, C)
+    p: Float  # (n, J, C) probabilities
+    value: Float  # (J,) objective values
+    gradient: Float  # (d + 1, J, C)
+    curvature: Float  # (J, C)
+    history: list[tuple[Float, Float, Float]]  # (s, g, 1 / s^T g): step, change of the gradient
 
-    def subset(self, kept: NDArray[np.bool_]) -> _Problem:
-        weight = self.weight if self.weight.shape[1] == 1 else self.weight[:, kept]
-        return _Problem(self.rows, self.target, self.penalty[:, kept], weight)
+    # The approximate Hessian is D (c V diag(l) V^T + ridge I) D for weights, and c for intercepts.
+    # V diag(l) V^T is the eigendecomposition of D^{-1} S D^{-1}. D has the diagonal `scale`, whose
+    # square is the penalty of a feature over the mean penalty, averaged over problems. `ridge` (J,)
+    # is the mean of penalty / D^2 over features, and `curvature` is c.
 
-    def initial_intercepts(self) -> Float:
-        """Return intercepts (J, C) or (1, C) that predict the class fractions at weights u = 0."""
-        p = np.sum(self.weight[:, :, None] * self.target, axis=0)
-        p = np.clip(p, 1e-12, 1 - 1e-12)
-        return np.asarray(np.log(p / (1 - p)) if self.target.shape[2] == 1 else np.log(p))
+    def __init__(self, rows: Float, target: Float, penalty: Float, weight: Float) -> None:
+        self.rows, self.target, self.penalty, self.weight = rows, target, penalty, weight
+        mean = np.maximum(penalty.mean(axis=0), np.finfo(np.float64).tiny)
+        scale = np.sqrt(np.mean(penalty / mean, axis=1))
+        self.scale = scale if scale.all() else np.ones(len(scale))
+        self.ridge = np.mean(penalty / self.scale[:, None] ** 2, axis=0)
+        self.vectors: Float | None = None
+        if rows.shape[1] > _MAX_DENSE_FEATURES:
+            self.eigenvalues = np.mean(rows**2, axis=0) / self.scale**2
+        else:
+            S = rows.T @ rows / len(rows) / self.scale / self.scale[:, None]
+            values, self.vectors = scipy.linalg.eigh(
+                (S + S.T) / 2, driver="evd", check_finite=False
+            )
+            self.eigenvalues = np.maximum(values, 0.0)
+        # Start at weights 0, and intercepts that predict the class fractions.
+        p = np.clip(np.sum(weight[:, :, None] * target, axis=0), 1e-12, 1 - 1e-12)
+        u = np.zeros((rows.shape[1] + 1, penalty.shape[1], target.shape[2]))
+        u[-1] = np.log(p / (1 - p)) if target.shape[2] == 1 else np.log(p)
+        scores = np.broadcast_to(u[-1], (len(rows), *u[-1].shape))
+        self._move(u, scores, *self._evaluate(u, scores))
+        self.update_curvature()
+        self.history = []
 
-    def score(self, u: Float) -> Float:
-        """Return the scores (n, J, C): rows times weights, plus intercepts."""
-        product = self.rows @ u[:-1].reshape(len(u) - 1, -1)
-        return np.asarray(product.reshape(len(self.rows), *u.shape[1:]) + u[-1])
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Drop the other problems."""
+        self.value, self.ridge, self.curvature = (
+            array[kept] for array in (self.value, self.ridge, self.curvature)
+        )
+        self.penalty, self.u, self.scores, self.p, self.gradient = (
+            array[:, kept] for array in (self.penalty, self.u, self.scores, self.p, self.gradient)
+        )
+        if self.weight.shape[1] > 1:
+            self.weight = self.weight[:, kept]
+        self.history = [(s[:, kept], g[:, kept], r[kept]) for s, g, r in self.history]
 
-    def evaluate(self, u: Float, scores: Float) -> tuple[Float, Float]:
+    def _evaluate(self, u: Float, scores: Float) -> tuple[Float, Float]:
         """Return the objective values (J,) and the predicted probabilities (n, J, C)."""
         if self.target.shape[2] == 1:
             p = scipy.special.expit(scores)
@@ -164,84 +164,52 @@ class _Problem:
         ridge = 0.5 * np.sum(self.penalty[:, :, None] * u[:-1] ** 2, axis=(0, 2))
         return np.asarray(np.sum(self.weight * losses, axis=0) + ridge), p
 
-    def gradient(self, u: Float, p: Float) -> Float:
+    def _move(self, u: Float, scores: Float, value: Float, p: Float) -> None:
+        """Set the point and its gradient."""
+        self.u, self.scores, self.value, self.p = u, scores, value, p
         residual = self.weight[:, :, None] * (p - self.target)
         flat = self.rows.T @ residual.reshape(len(self.rows), -1)
-        out = np.empty_like(u)
-        out[:-1] = flat.reshape(u[:-1].shape) + self.penalty[:, :, None] * u[:-1]
-        out[-1] = residual.sum(axis=0)
-        return out
+        self.gradient = np.empty_like(u)
+        self.gradient[:-1] = flat.reshape(u[:-1].shape) + self.penalty[:, :, None] * u[:-1]
+        self.gradient[-1] = residual.sum(axis=0)
 
-    def point(self, u: Float, scores: Float) -> _Point:
-        value, p = self.evaluate(u, scores)
-        return _Point(u, scores, p, value, self.gradient(u, p))
+    def update_curvature(self) -> None:
+        """Set c to the mean of p (1 - p), and entries below 1e-3 of the largest to that bound."""
+        c = np.sum(self.weight[:, :, None] * self.p * (1 - self.p), axis=0)
+        self.curvature = np.maximum(c, 1e-3 * c.max())
 
-    def curvature(self, point: _Point) -> Float:
-        """Return c (J, C), the weighted mean of p (1 - p) over the rows."""
-        p = point.probabilities
-        return np.asarray(np.sum(self.weight[:, :, None] * p * (1 - p), axis=0))
-
-    def step(self, point: _Point, direction: Float) -> _Point:
-        """Return the next point: the first step size of 1, 1/2, ... that meets Armijo's rule."""
-        score_change = self.score(direction)
-        slope = np.sum(direction * point.gradient, axis=(0, 2))
-        slack = 4 * np.finfo(np.float64).eps * np.abs(point.value)
+    def step(self) -> None:
+        """Move by the first step size of 1, 1/2, ... that meets Armijo's rule."""
+        direction, u, scores, gradient = self._direction(), self.u, self.scores, self.gradient
+        product = self.rows @ direction[:-1].reshape(len(direction) - 1, -1)
+        score_change = product.reshape(len(self.rows), *direction.shape[1:]) + direction[-1]
+        slope = np.sum(direction * gradient, axis=(0, 2))
+        slack = 4 * np.finfo(np.float64).eps * np.abs(self.value)
         size = np.ones(len(slope))
         for _ in range(40):
-            u = point.u + size[:, None] * direction
-            scores = point.scores + size[:, None] * score_change
-            value, p = self.evaluate(u, scores)
-            too_long = value > point.value + _ARMIJO * size * slope + slack
+            point = u + size[:, None] * direction, scores + size[:, None] * score_change
+            value, p = self._evaluate(*point)
+            too_long = value > self.value + _ARMIJO * size * slope + slack
             if not too_long.any():
                 break
             size = np.where(too_long, size / 2, size)
-        return _Point(u, scores, p, value, self.gradient(u, p))
+        self._move(*point, value, p)
+        s, g = self.u - u, self.gradient - gradient
+        product = np.sum(s * g, axis=(0, 2))
+        usable = product > 0
+        r = np.where(usable, 1.0 / np.where(usable, product, 1.0), 0.0)
+        self.history = [*self.history, (s, g, r)][-_MEMORY:]
 
-
-class _Hessian:
-    """Approximate Hessian: D (c V diag(l) V^T + ridge I) D for weights, and c for intercepts."""
-
-    # V diag(l) V^T is the eigendecomposition of D^{-1} S D^{-1}. D has the diagonal `scale`, whose
-    # square is the penalty of a feature over the mean penalty, averaged over problems. `ridge` (J,)
-    # is the mean of penalty / D^2 over features, and `curvature` (J, C) is c.
-
-    def __init__(self, vectors: Float | None, values: Float, scale: Float, ridge: Float) -> None:
-        self.vectors, self.values, self.scale, self.ridge = vectors, values, scale, ridge
-        self.curvature: Float = np.full((len(ridge), 1), 0.25)
-
-    @classmethod
-    def of(cls, problem: _Problem) -> _Hessian:
-        mean = np.maximum(problem.penalty.mean(axis=0), np.finfo(np.float64).tiny)
-        scale = np.sqrt(np.mean(problem.penalty / mean, axis=1))
-        if not scale.all():
-            scale = np.ones(len(scale))
-        ridge = np.mean(problem.penalty / scale[:, None] ** 2, axis=0)
-        rows = problem.rows
-        if rows.shape[1] > _MAX_DENSE_FEATURES:
-            return cls(None, np.mean(rows**2, axis=0) / scale**2, scale, ridge)
-        S = rows.T @ rows / len(rows) / scale / scale[:, None]
-        values, vectors = scipy.linalg.eigh((S + S.T) / 2, driver="evd", check_finite=False)
-        return cls(vectors, np.maximum(values, 0.0), scale, ridge)
-
-    def subset(self, kept: NDArray[np.bool_]) -> _Hessian:
-        hessian = _Hessian(self.vectors, self.values, self.scale, self.ridge[kept])
-        hessian.curvature = self.curvature[kept]
-        return hessian
-
-    def set_curvature(self, curvature: Float) -> None:
-        """Set c, after raising entries below 1e-3 of the largest entry to that bound."""
-        self.curvature = np.maximum(curvature, 1e-3 * curvature.max())
-
-    def solve(self, q: Float) -> Float:
+    def _solve(self, q: Float) -> Float:
         """Return the inverse of the approximate Hessian times q, (d + 1, J, C)."""
         d = len(q) - 1
-        floor = 1e-10 * max(float(self.values.max()), np.finfo(np.float64).tiny)
-        eigenvalues = self.curvature * (self.values[:, None, None] + floor) + self.ridge[:, None]
+        floor = 1e-10 * max(float(self.eigenvalues.max()), np.finfo(np.float64).tiny)
+        values = self.curvature * (self.eigenvalues[:, None, None] + floor) + self.ridge[:, None]
         w = q[:-1] / self.scale[:, None, None]
         if self.vectors is None:
-            w = w / eigenvalues
+            w = w / values
         else:
-            w = (self.vectors.T @ w.reshape(d, -1)).reshape(w.shape) / eigenvalues
+            w = (self.vectors.T @ w.reshape(d, -1)).reshape(w.shape) / values
             w = (self.vectors @ w.reshape(d, -1)).reshape(w.shape)
         out = np.empty_like(q)
         out[:-1] = w / self.scale[:, None, None]
@@ -253,24 +221,19 @@ class _Hessian:
             out -= out.mean(axis=2, keepdims=True)
         return out
 
-
-def _direction(
-    gradient: Float, history: list[tuple[Float, Float, Float]], hessian: _Hessian
-) -> Float:
-    """Return the descent direction of L-BFGS for each problem, by the two-loop recursion."""
-    # `history` holds (s, g, r): a step, the change of the gradient, and r = 1 / s^T g.
-    q = gradient
-    weights = []
-    for s, g, r in reversed(history):
-        a = r * np.sum(s * q, axis=(0, 2))
-        weights.append(a)
-        q = q - a[:, None] * g
-    direction = hessian.solve(q)
-    if history:  # scale by the last step (Nocedal and Wright, equation 7.20)
-        _, g, r = history[-1]
-        size = r * np.sum(g * hessian.solve(g), axis=(0, 2))
-        direction = direction / np.where(size > 0, size, 1.0)[:, None]
-    for (s, g, r), a in zip(history, reversed(weights), strict=True):
-        b = r * np.sum(g * direction, axis=(0, 2))
-        direction = direction + (a - b)[:, None] * s
-    return -direction
+    def _direction(self) -> Float:
+        """Return the descent direction of L-BFGS for each problem, by the two-loop recursion."""
+        q = self.gradient
+        weights = []
+        for s, g, r in reversed(self.history):
+            weights.append(r * np.sum(s * q, axis=(0, 2)))
+            q = q - weights[-1][:, None] * g
+        direction = self._solve(q)
+        if self.history:  # scale by the last step (Nocedal and Wright, equation 7.20)
+            _, g, r = self.history[-1]
+            size = r * np.sum(g * self._solve(g), axis=(0, 2))
+            direction = direction / np.where(size > 0, size, 1.0)[:, None]
+        for (s, g, r), a in zip(self.history, reversed(weights), strict=True):
+            b = r * np.sum(g * direction, axis=(0, 2))
+            direction = direction + (a - b)[:, None] * s
+        return -direction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from splince_fast.evaluation.data import FEW_ROWS, Codes, Float
 from splince_fast.evaluation.metrics import (
     OF_CLASSES,
     CellAccuracy,
-    ClassPredictions,
     TableMetric,
     metric_of,
     scores,
@@ -45,26 +44,19 @@ class Differences(list[Difference]):
     def table(self) -> Table:
         """Return the table of differences, with intervals, t statistics and p values."""
 
-        def text(value: float, shown: str) -> str:
-            return "-" if math.isnan(value) else shown
-
-        rows = tuple(
-            (
-                d.method,
-                signed(d.difference),
-                text(d.low, f"[{signed(d.low)}, {signed(d.high)}]"),
-                text(d.t, f"{d.t:.2f}"),
-                text(d.p, f"{d.p:.3f}"),
-                text(d.p_holm, f"{d.p_holm:.3f}" + "*" * d.significant),
-                str(d.n),
-            )
-            for d in self
-        )
+        rows = []
+        for d in self:
+            interval = "-" if math.isnan(d.low) else f"[{signed(d.low)}, {signed(d.high)}]"
+            texts = (f"{d.t:.2f}", f"{d.p:.3f}", f"{d.p_holm:.3f}" + "*" * d.significant)
+            tests = ("-" if text == "nan" else text for text in texts)
+            rows.append((d.method, signed(d.difference), interval, *tests, str(d.n)))
         reference, how = (self[0].reference, self[0].how) if self else ("", "no test")
         head = f", {self.head} head" if self.head else ""
         level = "" if self.p is None else f", p = {self.p:g}"
         columns = ("eraser", "difference", "95 % interval", "t", "p", "p (Holm)", "seeds")
-        return Table(f"{self.label} minus that of {reference}{head}{level}; {how}", columns, rows)
+        return Table(
+            f"{self.label} minus that of {reference}{head}{level}; {how}", columns, tuple(rows)
+        )
 
     def __str__(self) -> str:
         return str(self.table())
@@ -77,6 +69,11 @@ class Verdict(NamedTuple):
     leaders: tuple[str, ...] = ()  # the best one, and those that are not significantly worse
     confirmed: str | None = None  # the eraser that is significantly better than all others
     n_seeds: int = 0  # seeds at which all erasers in `order` have a value
+
+
+def _check_name(kind: str, name: object, names: Sequence[object]) -> None:
+    if name not in names:
+        raise InputError(f"there is no {kind} {name!r}; the {kind}s are {listed(names)}")
 
 
 class Measurements:
@@ -124,44 +121,25 @@ class Measurements:
         key : str
             One of :attr:`metrics`.
         """
-        if key not in self.metrics:
-            raise InputError(
-                f"there is no metric {key!r}; the metrics are {', '.join(self.metrics)}"
-            )
+        _check_name("metric", key, self.metrics)
         return metric_of(key, self.context.custom_metrics)
 
-    def head_of(self, metric: str, head: str | None = None) -> str:
-        """Name of the head of a metric, the first head by default; "" for metrics of erasers.
-
-        Parameters
-        ----------
-        metric, head
-            As for :meth:`values`.
-        """
+    def _head_of(self, metric: str, head: str | None = None) -> str:
+        """Name of the head of a metric, the first head by default; "" for metrics of erasers."""
         if self.metric(metric).of == "eraser":
             return ERASER_ROW
         head = self.context.heads[0] if head is None else head
-        if head not in self.context.heads:
-            raise InputError(
-                f"there is no head {head!r}; the heads are {listed(self.context.heads)}"
-            )
+        _check_name("head", head, self.context.heads)
         return head
 
-    def level(self, p: float | None = None) -> float | None:
-        """Association level, by default the one furthest from .5; None for the natural split.
-
-        Parameters
-        ----------
-        p : float, optional
-            Association level.
-        """
+    def _level(self, p: float | None = None) -> float | None:
+        """Association level, by default the one furthest from .5; None for the natural split."""
         levels = self.context.levels
         if p is None:
             return max(levels, key=lambda q: 0.0 if q is None else abs(q - 0.5))
         if levels == (None,):
             raise InputError("this comparison has only the natural split; leave p out")
-        if p not in levels:
-            raise InputError(f"there is no level {p!r}; the levels are {listed(levels)}")
+        _check_name("level", p, levels)
         return p
 
     def values(
@@ -172,37 +150,26 @@ class Measurements:
 
         Parameters
         ----------
-        metric : str
-            One of :attr:`metrics`, such as "worst_group".
-        eraser : str
-            Name of an eraser.
-        head : str, optional
-            Name of a head, for metrics of heads; the default is the first head.
-        p : float, optional
-            Association level; the default is the level furthest from .5.
-        alpha : float, optional
-            Penalty of the head "retrained"; the default is the selected alpha.
+        metric, eraser : str
+            One of :attr:`metrics`, such as "worst_group", and the name of an eraser.
+        head, p, alpha : optional
+            Name of a head, for metrics of heads (default: the first), association level (default:
+            the one furthest from .5), and penalty of the head "retrained" (default: the selected).
         """
-        if eraser not in self.context.erasers:
-            raise InputError(
-                f"there is no eraser {eraser!r}; the erasers are {listed(self.context.erasers)}"
-            )
+        _check_name("eraser", eraser, self.context.erasers)
         alphas = self.context.alphas
         if alpha is not None:
-            if not is_number(alpha) or alpha not in alphas:
-                raise InputError(f"there is no alpha {alpha!r}; the alphas are {listed(alphas)}")
+            _check_name("alpha", alpha, alphas if is_number(alpha) else ())
             # np.float32(.1) == .1, but their hashes differ: look the equal float up.
             alpha = alphas[alphas.index(alpha)]
-        records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
+        records = self._records_of(self._level(p), self._head_of(metric, head), eraser)
         of_seed = {r.seed: r.values if alpha is None else dict(r.path).get(alpha, {})
                    for r in records}  # fmt: skip
         return {seed: values[metric] for seed, values in of_seed.items() if metric in values}
 
     def _records_of(self, p: float | None, head: str, eraser: str | None = None) -> list[Record]:
-        return [
-            r for r in self.records
-            if r.head == head and r.p == p and (eraser is None or r.eraser == eraser)
-        ]  # fmt: skip
+        found = (r for r in self.records if r.head == head and r.p == p)
+        return [r for r in found if eraser in (None, r.eraser)]
 
     def interval(self, metric: str, **where: Any) -> Interval:
         """Mean over seeds with a 95 % t interval; of a fixed split (`test`), a bootstrap interval.
@@ -214,7 +181,7 @@ class Measurements:
         """
         interval = statistics.t_interval(list(self.values(metric, **where).values()))
         if interval.n == 1 and where.get("alpha") is None:
-            head = self.head_of(metric, where.get("head"))
+            head = self._head_of(metric, where.get("head"))
             if (found := self._bootstrap(metric, head, where["eraser"])) is not None:
                 return interval._replace(low=found[0], high=found[1])
         return interval
@@ -249,8 +216,7 @@ class Measurements:
         y_pred, table = np.array(found[0].y_pred), {metric: OF_CLASSES[metric]}
 
         def statistic(rows: Codes) -> float:
-            predictions = ClassPredictions(labels.take(rows), y_pred[rows])
-            return scores(table, predictions).get(metric, math.nan)
+            return scores(table, labels.take(rows), y_pred[rows]).get(metric, math.nan)
 
         if math.isnan(statistic(np.arange(len(y_pred)))):
             return None
@@ -272,7 +238,7 @@ class Measurements:
             return {}
         seeds = self.values("worst_group", eraser=eraser, head=head, p=p)
         worst = {}
-        for r in self._records_of(self.level(p), self.head_of("worst_group", head), eraser):
+        for r in self._records_of(self._level(p), self._head_of("worst_group", head), eraser):
             if r.seed in seeds:
                 code, n, n_correct = min(r.cells, key=lambda c: (c.n_correct / c.n, -c.n))
                 worst[r.seed] = CellAccuracy.of(self.context.cells[code], n, n_correct)
@@ -286,7 +252,7 @@ class Measurements:
         p : float, optional
             As for :meth:`values`.
         """
-        level = self.level(p)
+        level = self._level(p)
         sizes = [size for (_, q), size in self.sizes.items() if q == level]
         return math.fsum(test / train for train, _, test in sizes) / len(sizes)
 
@@ -306,19 +272,16 @@ class Measurements:
     ) -> Differences:  # fmt: skip
         """Test the difference of every eraser from a reference, paired by seed.
 
-        The test is Nadeau and Bengio's corrected resampled t test; fewer than three seeds have no
-        test. For a fixed split (`test` of :func:`compare`), it is a paired bootstrap over test
-        rows. The p values are adjusted by Holm's method within the table.
+        The test is Nadeau and Bengio's corrected resampled t test over three seeds or more, and for
+        a fixed split a paired bootstrap over test rows. Holm's method adjusts the p values.
 
         Parameters
         ----------
-        metric, reference : str
-            One of :attr:`metrics`, and the name of an eraser.
-        head, p, alpha
-            As for :meth:`values`.
+        metric, reference, head, p, alpha
+            As for :meth:`values`; the reference is an eraser.
         """
         reference_values = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
-        head, level = self.head_of(metric, head), self.level(p)
+        head, level = self._head_of(metric, head), self._level(p)
         ratio, resolution = self.test_ratio(p), self._resolution(metric, head, level)
         rows = []
         for eraser in self.context.erasers:

@@ -1,9 +1,7 @@
 """Metrics by group, and the metrics of a comparison in one table, :data:`METRICS`.
 
 Metrics of predictions take ``(y_true, y_pred)`` as their first arguments, as ``make_scorer`` of
-scikit-learn requires. Rows of different columns are matched by position. A cell is a group, or a
-combination of groups if there are several columns of groups. To add a metric to comparisons, add
-one entry to :data:`METRICS`.
+scikit-learn requires. A cell is a group, or a combination of groups of several columns.
 """
 
 from __future__ import annotations
@@ -27,10 +25,11 @@ from splince_fast.evaluation.data import (
     class_codes,
     common_codes,
     counts_per_code,
+    values_of,
 )
 from splince_fast.evaluation.records import CellCount, PartLabels, Record
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceError, SplinceWarning
-from splince_fast.labels import ClassCodes, ClassName, Encoded, names_array
+from splince_fast.labels import ClassName, Encoded, names_array
 from splince_fast.labels.containers import check_index
 
 
@@ -72,11 +71,9 @@ def group_accuracy(y_true: object, y_pred: object, *, groups: object) -> GroupAc
     Parameters
     ----------
     y_true, y_pred : column of shape (n,)
-        Labels of any kind. Rows without a true label are left out; a missing prediction counts as
-        wrong.
+        Labels of any kind. Rows without a true label are left out; a missing prediction is wrong.
     groups : column, or tuple, mapping or frame of columns
-        Groups of the rows; the groups of several columns are their combinations. Rows without a
-        group count only in ``overall``.
+        Groups, or combinations of columns. Rows without a group count only in ``overall``.
 
     Returns
     -------
@@ -86,12 +83,7 @@ def group_accuracy(y_true: object, y_pred: object, *, groups: object) -> GroupAc
     Raises
     ------
     NotEnoughDataError
-        No row has a true label and a group.
-
-    Warns
-    -----
-    SplinceWarning
-        A combination of groups has no row.
+        No row has a true label and a group. A combination without rows is a warning.
 
     Examples
     --------
@@ -110,20 +102,14 @@ def group_accuracy(y_true: object, y_pred: object, *, groups: object) -> GroupAc
         raise NotEnoughDataError("no row has a true label and a group; check the labels")
     missing = tuple(cell for cell in combinations if cell not in rows)
     if missing:
-        warn(
-            f"{len(missing)} of {len(combinations)} cells have no row: {listed(missing)}; "
-            "the worst group is the worst of the other cells",
-            SplinceWarning,
-        )
+        text = f"{len(missing)} of {len(combinations)} cells have no row: {listed(missing)}; "
+        warn(text + "the worst group is the worst of the other cells", SplinceWarning)
     overall = float(correct[labelled].mean())
     return GroupAccuracy(tuple(rows.values()), missing, int(labelled.sum()), overall)
 
 
 def worst_group_accuracy(y_true: object, y_pred: object, *, groups: object) -> float:
-    """Lowest accuracy over the groups that have rows.
-
-    The metric is that of Sagawa et al., "Distributionally robust neural networks for group shifts"
-    (ICLR 2020).
+    """Lowest accuracy over the groups that have rows (Sagawa et al., ICLR 2020).
 
     Parameters
     ----------
@@ -153,21 +139,14 @@ def tpr_gap(y_true: object, y_pred: object, *, concept: object) -> float:
 
     Parameters
     ----------
-    y_true, y_pred : column of shape (n,)
-        Labels of any kind.
-    concept : column, or tuple, mapping or frame of columns
-        Classes of the concept; the classes of several columns are their combinations.
+    y_true, y_pred, concept
+        As for :func:`group_accuracy`, with the classes of the concept as groups.
 
     Returns
     -------
     float
-        The gap; NaN if no class of the task has rows in two classes of the concept.
-
-    Warns
-    -----
-    SplinceWarning
-        The rows of a class of the task are in fewer than two classes of the concept; the class is
-        left out of the average.
+        The gap, over the classes of the task that have rows in two classes of the concept (others
+        are a warning); NaN if none has.
 
     Examples
     --------
@@ -180,11 +159,8 @@ def tpr_gap(y_true: object, y_pred: object, *, concept: object) -> float:
     cells, _ = cells_of_groups(concept, len(true), "y_true")
     gaps, n_classes = _gap_per_class(true, predicted, cells.codes), len(np.unique(true[true >= 0]))
     if len(gaps) < n_classes:
-        warn(
-            f"{n_classes - len(gaps)} of {n_classes} classes of the task have rows in fewer than "
-            "two classes of the concept; these classes have no gap and are left out of the average",
-            SplinceWarning,
-        )
+        text = f"{n_classes - len(gaps)} of {n_classes} classes of the task have rows in fewer than"
+        warn(f"{text} two classes of the concept, and are left out of the average", SplinceWarning)
     return _root_mean_square(gaps)
 
 
@@ -226,8 +202,7 @@ class Metric:
     Examples
     --------
     >>> from splince_fast.evaluation import Metric
-    >>> error = Metric(lambda y_true, y_pred: (y_true != y_pred).mean(), lower_is_better=True)
-    >>> error.lower_is_better
+    >>> Metric(lambda y_true, y_pred: (y_true != y_pred).mean(), True).lower_is_better
     True
     """
 
@@ -248,56 +223,27 @@ class TableMetric(Metric):
     bounded: bool = True  # whether a difference of .01 means the same at every value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassPredictions:
-    """Predicted classes and true labels of test rows."""
-
-    labels: PartLabels
-    y_pred: Codes  # (n,) codes of predicted classes of the task
-    classes: tuple[ClassName, ...] = ()  # classes of the task
-
-    def cells(self) -> tuple[CellCount, ...]:
-        """Number of test rows, and of correct test rows, of each cell that has test rows."""
-        if self.labels.cells is None:
-            return ()
-        counts = counts_per_code(self.labels.cells, self.labels.task == self.y_pred)
-        return tuple(CellCount(*count) for count in counts)
-
-    def rates(self, codes: Codes) -> list[float]:
-        """Accuracy among the rows of each code that occurs."""
-        return [k / n for _, n, k in counts_per_code(codes, self.labels.task == self.y_pred)]
-
-    def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Arguments of custom metrics: names of the true and the predicted classes, (n,) each."""
-        names = names_array(self.classes)
-        return names[self.labels.task], names[self.y_pred]
+def cell_counts(labels: PartLabels, y_pred: Codes) -> tuple[CellCount, ...]:
+    """Number of test rows, and of correct test rows, of each cell that has test rows."""
+    if labels.cells is None:
+        return ()
+    return tuple(CellCount(*c) for c in counts_per_code(labels.cells, labels.task == y_pred))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QuantityPredictions:
-    """Predictions of a quantity on test rows, and its true values."""
-
-    y_true: Float  # (n, k)
-    y_pred: Float  # (n, k)
-
-    def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Arguments of custom metrics: copies of `y_true` and `y_pred`, (n,) if k = 1."""
-        y_true, y_pred = (c[:, 0] if c.shape[1] == 1 else c for c in (self.y_true, self.y_pred))
-        return y_true.copy(), y_pred.copy()
-
-
-Predictions = ClassPredictions | QuantityPredictions
+def _rates(codes: Codes, labels: PartLabels, y_pred: Codes) -> list[float]:
+    """Accuracy among the rows of each code that occurs."""
+    return [k / n for _, n, k in counts_per_code(codes, labels.task == y_pred)]
 
 
 def as_codes(y_pred: NDArray[Any], n: int, classes: Codes) -> Codes:
     """Convert predictions of a head to (n,) codes; `classes` are the codes of its training rows."""
     if y_pred.shape != (n,):
         raise InputError(f"the head predicts shape {y_pred.shape} for {n} rows; it must be ({n},)")
-    unknown = np.flatnonzero(~np.isin(y_pred, classes))
+    unknown = y_pred[~np.isin(y_pred, classes)]
     if len(unknown):
         raise InputError(
-            f"the head predicts {y_pred[unknown[0]]!s}, which is not a class of its training rows; "
-            "the task has classes, so pass a classifier"
+            f"the head predicts {unknown[0]!s}, which is not a class of its training rows; the "
+            "task has classes, so pass a classifier"
         )
     return y_pred.astype(np.intp)
 
@@ -315,10 +261,8 @@ def erasure_scores(
     """Metrics of an eraser for rows (n, d) before and after erasure."""
     kept = {}
     for name, column in labels.items():
-        if isinstance(column, ClassCodes):
-            values = np.eye(len(column.classes))[column.codes]
-        else:
-            values = column.values
+        values = values_of(column)
+        values = np.eye(values.max() + 1)[values] if values.ndim == 1 else values
         values = values - values.mean(axis=0)
         kept[name] = _ratio(np.sum((values.T @ after) ** 2), np.sum((values.T @ before) ** 2))
     spread = np.sum((before - before.mean(axis=0)) ** 2)
@@ -334,32 +278,31 @@ def _ratio(part: np.floating[Any], whole: np.floating[Any]) -> float:
     return float(part / whole) if whole else math.nan
 
 
-def _worst_group(predictions: ClassPredictions) -> float | None:
-    cells = predictions.labels.cells
-    return None if cells is None else min(predictions.rates(cells), default=math.nan)
+def _worst_group(labels: PartLabels, y_pred: Codes) -> float | None:
+    cells = labels.cells
+    return None if cells is None else min(_rates(cells, labels, y_pred), default=math.nan)
 
 
-def _tpr_gap(predictions: ClassPredictions) -> float | None:
-    task, concept = predictions.labels.task, predictions.labels.concept
-    if concept is None:
+def _tpr_gap(labels: PartLabels, y_pred: Codes) -> float | None:
+    if labels.concept is None:
         return None
-    return _root_mean_square(_gap_per_class(task, predictions.y_pred, concept))
+    return _root_mean_square(_gap_per_class(labels.task, y_pred, labels.concept))
 
 
-def _r2(predictions: QuantityPredictions) -> float:
-    y_true = predictions.y_true
-    variance = float(np.mean((y_true - y_true.mean(axis=0)) ** 2))
-    error = float(np.mean((y_true - predictions.y_pred) ** 2))
-    return 1 - error / variance if variance else math.nan
+def _r2(labels: PartLabels, y_pred: Float) -> float:
+    variance = np.mean((labels.task - labels.task.mean(axis=0)) ** 2)
+    return 1 - _ratio(np.mean((labels.task - y_pred) ** 2), variance)
 
 
 OF_CLASSES: dict[str, TableMetric] = {
     "accuracy": TableMetric(
-        lambda p: np.mean(p.labels.task == p.y_pred), False, "accuracy", fraction_of="rows",
+        lambda labels, y_pred: np.mean(labels.task == y_pred), False, "accuracy",
+        fraction_of="rows",
         definition="fraction of test rows that the head predicts correctly",
     ),
     "class_accuracy": TableMetric(
-        lambda p: np.mean(p.rates(p.labels.task)), False, "acc/class", fraction_of="rows",
+        lambda labels, y_pred: np.mean(_rates(labels.task, labels, y_pred)), False, "acc/class",
+        fraction_of="rows",
         definition="balanced accuracy: that within each class of the task, averaged over classes",
     ),
     "worst_group": TableMetric(
@@ -378,7 +321,7 @@ OF_QUANTITIES: dict[str, TableMetric] = {
         definition="1 - mean squared error / variance of the task, on test rows",
     ),
     "mse": TableMetric(
-        lambda p: np.mean((p.y_true - p.y_pred) ** 2), True, "MSE", bounded=False,
+        lambda labels, y_pred: np.mean((labels.task - y_pred) ** 2), True, "MSE", bounded=False,
         definition="mean squared error on test rows",
     ),
 }  # fmt: skip
@@ -397,19 +340,14 @@ METRICS = OF_CLASSES | OF_QUANTITIES | {
             ("chance", None, "chance", "chance level (fraction of the most frequent class)"),
         )
     },
-    "kept_covariance": TableMetric(
-        None, False, "kept cov", "eraser",
-        "|Cov(r(x), y)|^2 / |Cov(x, y)|^2 on the training rows, y the task",
-    ),
-    "distortion": TableMetric(
-        None, True, "distortion", "eraser",
-        "E|r(x) - x|^2 / E|x - E x|^2 on the training rows: mean squared change of a row over the "
-        "total variance",
-    ),
-    "residual": TableMetric(
-        None, True, "residual", "eraser",
-        "|Cov(r(x), z)| / |Cov(x, z)| on the training rows, z the concept: 0 up to rounding error",
-    ),
+    **{
+        key: TableMetric(None, lower, label, "eraser", f"{text} on the training rows")
+        for key, lower, label, text in (
+            ("kept_covariance", False, "kept cov", "y the task: |Cov(r(x), y)|^2 / |Cov(x, y)|^2"),
+            ("distortion", True, "distortion", "change of a row: E|r(x) - x|^2 / E|x - E x|^2"),
+            ("residual", True, "residual", "z the concept: |Cov(r(x), z)| / |Cov(x, z)|"),
+        )
+    },
     "rank": TableMetric(None, None, "rank", "eraser", "number of removed dimensions"),
 }  # fmt: skip
 # Columns of a summary: metrics of heads, then metrics of erasers.
@@ -419,30 +357,37 @@ SUMMARY = (
 )  # fmt: skip
 
 
-def scores(table: Mapping[str, Metric], subject: Predictions) -> dict[str, float]:
-    """Values of the metrics in `table` that are defined for `subject`."""
-    values = {key: metric.score(subject) for key, metric in table.items() if metric.score}
+def scores(table: Mapping[str, Metric], labels: PartLabels, y_pred: Any) -> dict[str, float]:
+    """Values of the metrics in `table` that are defined for predicted codes or quantities."""
+    values = {key: metric.score(labels, y_pred) for key, metric in table.items() if metric.score}
     return {key: float(value) for key, value in values.items() if value is not None}
 
 
-def add_scores(record: Record, predictions: Predictions, custom: Mapping[str, Metric]) -> Record:
-    """Return the record with the metrics of the predictions on the test rows."""
-    is_of_classes = isinstance(predictions, ClassPredictions)
-    values = scores(OF_CLASSES if is_of_classes else OF_QUANTITIES, predictions)
+def add_scores(
+    record: Record, labels: PartLabels, y_pred: Any, classes: tuple[ClassName, ...],
+    custom: Mapping[str, Metric],
+) -> Record:  # fmt: skip
+    """Return the record with the metrics of predictions on test rows; a quantity has no classes."""
+    values = scores(OF_CLASSES if classes else OF_QUANTITIES, labels, y_pred)
     notes, reason = record.notes, record.reason
-    if is_of_classes and np.ptp(predictions.y_pred) == 0:
+    if classes and np.ptp(y_pred) == 0:
         worst = ", so its worst group has accuracy 0" * (values.get("worst_group") == 0.0)
         notes += (f"the head predicts the same class for all test rows{worst}",)
+    columns: list[NDArray[Any]] = [labels.task, y_pred]
+    if classes:
+        columns = [names_array(classes)[codes] for codes in columns]
+    elif y_pred.shape[1] == 1:
+        columns = [column[:, 0] for column in columns]
     for name, metric in custom.items():
         assert metric.score is not None
         try:
-            value = float(metric.score(*predictions.columns()))  # copies: score may mutate them
+            value = float(metric.score(*map(np.copy, columns)))  # copies: score may mutate them
             if math.isinf(value):
                 raise InputError(f"the value is {value}; return NaN where the metric is undefined")
             values[name] = value
         except Exception as error:
             reason = f"metric {name!r}: {reason_of(error)}"
-    cells = predictions.cells() if isinstance(predictions, ClassPredictions) else ()
+    cells = cell_counts(labels, y_pred) if classes else ()
     return dataclasses.replace(record, values=values, cells=cells, notes=notes, reason=reason)
 
 
@@ -460,22 +405,17 @@ def check_metrics(metrics: object) -> dict[str, Metric]:
     custom = {}
     for key, value in metrics.items():
         metric = value if isinstance(value, Metric) else Metric(value)
-        if not callable(metric.score):
+        if not callable(metric.score) or metric.lower_is_better not in (None, True, False):
             raise InputError(
                 f"metrics[{key!r}] is {value!r}; pass a function of (y_true, y_pred), or a Metric "
-                "of such a function"
-            )
-        if metric.lower_is_better not in (None, True, False):
-            raise InputError(
-                f"metrics[{key!r}] has lower_is_better={metric.lower_is_better!r}; pass True, "
-                "False or None"
+                "of such a function with lower_is_better=True, False or None"
             )
         if not isinstance(key, str) or key.partition("[")[0] in METRICS:
             raise InputError(
                 f"a custom metric is named {key!r}; the name must be a string, and not that of a "
                 "metric of compare"
             )
-        custom[key] = Metric(metric.score, metric.lower_is_better, metric.label or key)
+        custom[key] = dataclasses.replace(metric, label=metric.label or key)
     return custom
 
 

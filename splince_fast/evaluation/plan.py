@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +38,7 @@ from splince_fast.evaluation.erasers import (
 from splince_fast.evaluation.heads import check_alphas, check_rule
 from splince_fast.evaluation.metrics import Metric, check_metrics
 from splince_fast.evaluation.probes import check_probes
-from splince_fast.evaluation.records import PATH, PartLabels
+from splince_fast.evaluation.records import PartLabels
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
@@ -134,10 +133,9 @@ class ComparisonPlan:
                 if not len(train):
                     raise NotEnoughDataError(
                         "the training rows are one group, so validation rows cannot be drawn; mark "
-                        "validation rows in test=, with the names 'train', 'validation' and 'test'"
+                        "them in test=, with the names 'train', 'validation' and 'test'"
                     )
-        missing = len(part) - int(self.usable.sum())
-        return Split(train, validation, test, None, missing, ())
+        return Split(train, validation, test, None, ())
 
 
 def make_plan(
@@ -152,20 +150,18 @@ def make_plan(
     rows = read_rows(X)
     n = len(rows)
     y = _encode(task, n, "task", "task")
-    concepts = {
-        name: _encode(column, n, name, f"concept {name!r}")
-        for name, column in _concept_columns(concept).items()
-    }
+    columns = columns_of(concept, "concept")
+    concepts = {str(k): _encode(c, n, str(k), f"concept {str(k)!r}") for k, c in columns.items()}
+    if len(concepts) < len(columns):
+        raise InputError(f"concept has the names {listed(columns)}; pass names that differ as text")
     concept_codes = _joint_classes(list(concepts.values()))
-    levels, protocol = _levels(association, aligned_class, groups, y, concept_codes)
-    for name, value, minimum in (("n_seeds", n_seeds, 1), ("random_state", random_state, 0)):
-        if not is_integer(value) or value < minimum:
-            raise InputError(f"{name} is {value!r}; it must be an integer of at least {minimum}")
-    if test is not None and association is not None:
-        raise InputError("test= is a fixed split and excludes association=; pass one of them")
+    levels, protocol, sizes = _levels(association, aligned_class, sizes, groups, y, concept_codes)
+    for name, value, least in (("n_seeds", n_seeds, 1), ("random_state", random_state, 0)):
+        if not is_integer(value) or value < least:
+            raise InputError(f"{name} is {value!r}; it must be an integer of at least {least}")
+    if test is not None and (association is not None or n_seeds != 1):
+        raise InputError("test= is one fixed split; pass n_seeds=1 with it, and no association=")
     parts = None if test is None else _encode_parts(test, n)
-    if test is not None and n_seeds != 1:
-        raise InputError("test= is one split; pass n_seeds=1 with it")
     check_rule(select)
     quantity = next((name for name, c in concepts.items() if isinstance(c, Columns)), "")
     probes = check_probes(leakage, "leakage", quantity)
@@ -179,10 +175,10 @@ def make_plan(
     plan = ComparisonPlan(
         X=rows, task=y, concepts=concepts, concept_codes=concept_codes,
         cells=_joint_classes([y, *concepts.values()]), groups=group_codes,
-        erasers=_components(erasers, tuple(ERASERS), "eraser"),
-        heads=_components(heads, HEADS, "head"), levels=levels,
+        erasers=named_components(erasers, tuple(ERASERS), "eraser"),
+        heads=named_components(heads, HEADS, "head"), levels=levels,
         seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
-        protocol=protocol, sizes=_sizes(sizes, protocol, levels),
+        protocol=protocol, sizes=sizes,
         alphas=check_alphas(alphas), select=select, probes=probes,
         metrics=check_metrics(metrics), test=parts,
         fingerprint=fingerprint(rows, {"": y, **concepts}, group_codes, parts),
@@ -200,9 +196,7 @@ def _encode(column: object, n: int, name: str, role: str) -> Encoded:
         return occurring_classes(role, encoded)
     values = encoded.values[has_label(encoded)]
     if len(values) and not np.ptp(values, axis=0).any():
-        raise LabelError(
-            f"the {role} has one value in all of its rows, {listed(values[0].tolist())}"
-        )
+        raise LabelError(f"the {role} has one value in all of its rows, {listed(values[0])}")
     return encoded
 
 
@@ -212,41 +206,20 @@ def _joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:
     return joint_classes(classes) if len(classes) == len(columns) else None
 
 
-def _sizes(
-    sizes: object, protocol: Protocol | None, levels: Sequence[float | None]
-) -> Sizes | None:
-    """Return the sizes of the protocol's splits; None for the natural split."""
-    if protocol is not None:
-        if sizes is None:
-            return protocol.largest_sizes([p for p in levels if p is not None])
-        return splits.check_sizes(sizes)
-    if sizes is not None:
-        raise InputError("sizes= needs association=; the natural split uses all rows")
-    return None
-
-
-def _concept_columns(concept: object) -> dict[str, Any]:
-    """Concepts by name, from a column, or a mapping, frame or tuple of columns."""
-    by_name = columns_of(concept, "concept")
-    columns = {str(name): column for name, column in by_name.items()}
-    if len(columns) < len(by_name):
-        raise InputError(f"concept has the names {listed(by_name)}; pass names that differ as text")
-    return columns
-
-
 def _levels(
-    association: object, aligned_class: object, groups: object, y: Encoded,
+    association: object, aligned_class: object, sizes: object, groups: object, y: Encoded,
     concept: ClassCodes | None,
-) -> tuple[tuple[float | None, ...], Protocol | None]:  # fmt: skip
-    """Return the association levels and the protocol; ((None,), None) for the natural split."""
+) -> tuple[tuple[float | None, ...], Protocol | None, Sizes | None]:  # fmt: skip
+    """Return association levels, protocol and sizes; those of the natural split are None."""
     if association is None:
-        if aligned_class is not None:
-            raise InputError("aligned_class= needs association=; pass both, or neither")
-        return (None,), None
-    values = as_values(association)
-    for p in values:
+        for name, value in (("aligned_class", aligned_class), ("sizes", sizes)):
+            if value is not None:
+                raise InputError(f"{name}= needs association=; the natural split uses all rows")
+        return (None,), None, None
+    levels = as_values(association)
+    for p in levels:
         splits.check_p(p)
-    if not len(values):
+    if not len(levels):
         raise InputError("association is empty; pass levels such as (.5, .7, .9), or None")
     if not isinstance(y, ClassCodes) or concept is None:
         raise InputError(
@@ -254,7 +227,9 @@ def _levels(
             "association=None, or divide the quantity into classes"
         )
     protocol = Protocol.of(y, concept, aligned_class, groups)
-    return tuple(sorted({float(p) for p in values})), protocol
+    levels = sorted({float(p) for p in levels})
+    feasible = protocol.largest_sizes(levels) if sizes is None else splits.check_sizes(sizes)
+    return tuple(levels), protocol, feasible
 
 
 def _encode_parts(test: object, n: int) -> NDArray[np.int8]:
@@ -284,16 +259,3 @@ def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None
             f"test= divides {len(divided):,} of {len(groups.classes):,} groups between parts, such "
             f"as {groups.classes[divided[0]]!r}; keep each group in one part, or leave out groups="
         )
-
-
-def _components(specs: object, choices: Sequence[str], kind: str) -> tuple[Component, ...]:
-    """Return the erasers or heads; there is at least one, and none has a reserved name."""
-    components = named_components(specs, choices, kind)
-    for component in components:
-        if component.name in ("", PATH):
-            raise InputError(
-                f"the {kind} name {component.name!r} is reserved; pass a dict with another name"
-            )
-    if not components:
-        raise InputError(f"{kind}s= is empty; choose from {', '.join(choices)}")
-    return components

@@ -1,8 +1,6 @@
-"""Leakage: accuracy of probes for the concept on erased held-out rows.
+"""Leakage: accuracy of probes for the concept, cross-validated within erased held-out rows.
 
-Held-out rows are rows that the eraser was not fitted to. On the rows of the fit, a linear probe is
-at chance level by construction, whatever the eraser leaves. Probes are trained and scored by
-cross-validation within the held-out rows.
+On the rows of the fit, a linear probe is at chance level by construction, whatever is left.
 """
 
 from __future__ import annotations
@@ -94,9 +92,7 @@ def check_probes(probes: object, name: str, quantity: str) -> tuple[Component, .
     components = named_components(probes, ("linear",), "probe")
     for probe in components:
         if f"{probe.name}_accuracy" in METRICS or "[" in probe.name:
-            raise InputError(
-                f"{name} has a probe named {probe.name!r}, as a metric is; pass another name"
-            )
+            raise InputError(f"a probe is named {probe.name!r}, as a metric is; pass another name")
     if quantity and components and all(probe.spec != "linear" for probe in components):
         raise InputError(
             f"a quantity, such as {quantity!r}, has only the linear probe; pass "
@@ -120,8 +116,7 @@ def leakage(
     standard deviation is below 1e-6 of the largest are left out as rounding error, and other
     classifiers are fitted to the principal components of the rest. If all features are constant up
     to rounding error, every probe is at chance level. R^2 of a quantity compares the probe with the
-    mean of the fold's training rows, where ``r2_score`` of scikit-learn uses that of the scored
-    rows.
+    mean of the fold's training rows, and not, as ``r2_score``, with that of the scored rows.
 
     Parameters
     ----------
@@ -133,9 +128,9 @@ def leakage(
         "linear", or classifiers of scikit-learn, such as ``MLPClassifier()``; the keys of a mapping
         are their names. A quantity has only "linear".
     groups : column of shape (n,), optional
-        Groups of rows that depend on each other, such as versions of one sentence. All rows of a
-        group are in one of the five folds; versions of a sentence in different folds would give an
-        AUC far below .5, with or without erasure. All rows without a group form one group.
+        Groups of rows that depend on each other, such as versions of one sentence, which are in one
+        of the five folds: in different folds they give an AUC far below .5. All rows without a
+        group form one group.
     random_state : int
         Seed of the folds and probes.
 
@@ -209,28 +204,28 @@ def score_probes(
 
 def target_of(labels: NDArray[Any], groups: Codes | None, random_state: int) -> ProbeTarget:
     """Return the target of rows that all have a label, with folds or the reason for no folds."""
-    if labels.ndim == 2:
-        if len(labels) < 2 * FOLDS or not np.ptp(labels, axis=0).any():
-            return ProbeTarget(labels, 0, [], "too few held-out rows, or a constant quantity")
-        folds = folds_of(labels, groups, random_state)
-        reason = "" if folds else f"fewer groups than the {FOLDS} folds"
-        return ProbeTarget(labels, 0, folds, reason)
-    classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    n_classes, reason = len(classes), ""
-    if n_classes < 2:
-        text = "1 class" if n_classes else "0 classes"
-        reason = f"the held-out rows have {text} of the concept"
-    elif groups is None and counts.min() < FOLDS:
-        reason = f"a class has {counts.min()} held-out rows, fewer than the {FOLDS} folds"
-    if reason:
-        return ProbeTarget(codes, n_classes, [], reason)
-    folds = [
-        fold for fold in folds_of(codes, groups, random_state)
-        if all(len(np.unique(codes[part])) == n_classes for part in fold)
-    ]  # fmt: skip
-    if not folds:
+    codes, n_classes, least = labels, 0, len(labels) // 2
+    if labels.ndim == 1:
+        classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        n_classes, least = (
+            len(classes),
+            counts.min(initial=len(labels)) if groups is None else FOLDS,
+        )
+    if n_classes < 2 and not (labels.ndim == 2 and np.ptp(labels, axis=0).any()):
+        reason = "the held-out rows have 1 class, or value, of the concept"
+    elif least < FOLDS:
+        reason = f"a class, or half of a quantity, has {least} held-out rows, below {FOLDS} folds"
+    else:
+        folds = [
+            fold for fold in folds_of(codes, groups, random_state)
+            if not n_classes or all(len(np.unique(codes[part])) == n_classes for part in fold)
+        ]  # fmt: skip
         reason = "no fold has all classes of the concept in its training and in its test rows"
-    return ProbeTarget(codes, n_classes, folds, reason)
+        if folds:
+            return ProbeTarget(codes, n_classes, folds, "")
+        if groups is not None and len(np.unique(groups)) < FOLDS:
+            reason = f"fewer groups than the {FOLDS} folds"
+    return ProbeTarget(codes, n_classes, [], reason)
 
 
 def folds_of(labels: NDArray[Any], groups: Codes | None, random_state: int) -> list[Fold]:
@@ -261,14 +256,12 @@ def _linear_scores(rows: Float, target: ProbeTarget) -> list[Float]:
     """Scores (n, C) of the linear probe on the test rows of each fold; (n, 1) for two classes."""
     # All folds are fitted in one batch on the same unstandardised rows: the penalty |w|^2 on
     # weights of standardised features is sum_k s_k^2 u_k^2, with s_k the standard deviation of
-    # feature k in a fold and u = w / s. A feature that is constant in a fold receives the largest
-    # penalty of the fold, which makes its weight negligible.
+    # feature k in a fold and u = w / s. A feature that is constant in a fold gets the largest one.
     weights = np.zeros((len(rows), len(target.folds)))
     for j, (train, _) in enumerate(target.folds):
         weights[train, j] = 1.0 / len(train)
-    # E x^2 - (E x)^2 is accurate here, because the rows are centred. For a feature that
-    # is constant in a fold, rounding gives a standard deviation of about sqrt(eps) times its
-    # absolute value, far below _CONSTANT_RTOL.
+    # E x^2 - (E x)^2 is accurate, as the rows are centred. For a feature that is constant in a
+    # fold, rounding gives a deviation of about sqrt(eps) times its value, below _CONSTANT_RTOL.
     variances = (rows**2).T @ weights - (rows.T @ weights) ** 2
     deviations = np.sqrt(np.maximum(variances, 0.0))
     largest = deviations.max(axis=0)
@@ -311,10 +304,10 @@ def _standardised(
     """Standardise both parts by the training mean and deviation; drop constant features."""
     mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
     varies = deviation > _CONSTANT_RTOL * deviation.max()
-    return (
-        (rows[train][:, varies] - mean[varies]) / deviation[varies],
-        (rows[held_out][:, varies] - mean[varies]) / deviation[varies],
+    first, second = (
+        (rows[part] - mean)[:, varies] / deviation[varies] for part in (train, held_out)
     )
+    return first, second
 
 
 def _ridge_r2(rows: Float | None, target: ProbeTarget) -> float:

@@ -146,14 +146,12 @@ def from_text(text: bytes, name: str) -> tuple[list[Record], Context]:
     try:
         content = json.loads(text)
         if content["kind"] != "comparison" or content["format"] != _FORMAT:
-            raise ValueError(f"kind {content['kind']!r}, format {content['format']!r}")
+            raise ValueError("another kind or format")
         records = [Record.from_json(entry) for entry in content["records"]]
         return records, Context.from_json(content["context"])
     except (ValueError, KeyError, TypeError) as error:
-        raise FileFormatError(
-            f"{name!r} is not a comparison of this version ({type(error).__name__}: {error}); the "
-            "file may be truncated, or of another kind"
-        ) from error
+        message = f"{name!r} is not a comparison of this version, or truncated: {error!r}"
+        raise FileFormatError(message) from error
 
 
 class Journal:
@@ -182,9 +180,8 @@ class Journal:
             stored = first["data"]
             self.records = {entry.pop("key"): Record.from_json(entry) for entry in entries}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileFormatError(
-                f"{self.path} is damaged; delete the file to start again"
-            ) from error
+            text = f"{self.path} is damaged; delete the file to start again"
+            raise FileFormatError(text) from error
         if stored != fingerprint:
             raise InputError(
                 f"{self.path} is of a run on other data or other labels (fingerprint {stored}, not "
@@ -198,10 +195,8 @@ class Journal:
         self.records |= new
 
     def _append(self, entries: list[Json]) -> None:
-        if self.path is None or not entries:
-            return
-        text = "".join(json.dumps(entry) + "\n" for entry in entries)
-        with open(self.path, "ab") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        if self.path is not None and entries:
+            with open(self.path, "ab") as file:
+                file.write("".join(json.dumps(entry) + "\n" for entry in entries).encode())
+                file.flush()
+                os.fsync(file.fileno())

@@ -48,7 +48,12 @@ def render(result: Measurements) -> str:
         differences=[markup(table.to_html()) for table in _difference_tables(result)],
         failures=tables.failures(result),
         notes=result.notes,
-        definitions=definitions(result),
+        definitions=[
+            *{
+                entry.label: entry.definition for entry in map(result.metric, result.metrics)
+            }.items(),
+            ("t, p", "of the paired test over seeds, corrected for splits that share rows"),
+        ],
         settings=settings(result),
     )
     return figures.escape_unwritable(page)
@@ -65,15 +70,6 @@ def _difference_tables(result: Measurements) -> list[Table]:
         result.differences(m, reference=reference, head=head).table()
         for head in c.heads for m in metrics
     ]  # fmt: skip
-
-
-def definitions(result: Measurements) -> list[tuple[str, str]]:
-    """Return (label, definition) of each column in the tables of the report."""
-    entries = map(result.metric, result.metrics)
-    return [
-        *{entry.label: entry.definition for entry in entries}.items(),
-        ("t, p", "of the paired test over seeds, corrected for splits that share rows"),
-    ]
 
 
 def settings(result: Measurements) -> list[tuple[str, str]]:
@@ -104,13 +100,15 @@ def _svg(figure: Figure, kind: str) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<svg([^>]*?) width="[^"]*"', r"<svg\1", text, count=1)
-    text = re.sub(r'<svg([^>]*?) height="[^"]*"', r"<svg\1", text, count=1)
-    text = re.sub(r'\s(xmlns(:\w+)?)="[^"]*"', "", text)
-    text = text.replace("xlink:href", "href")
-    # Ids must be unique in the document: prefix the ids of the SVG with the kind of figure.
-    text = re.sub(r'id="', f'id="{kind}-', text)
-    text = re.sub(r'href="#', f'href="#{kind}-', text)
-    text = re.sub(r"url\(#", f"url(#{kind}-", text)
-    return text.replace("<svg", f"<svg role='img' aria-label='figure: {kind}'", 1)
+    for pattern, replacement in (
+        (r"<metadata>.*?</metadata>", ""),
+        (r'(?<=^<svg)([^>]*?) width="[^"]*"', r"\1"),
+        (r'(?<=^<svg)([^>]*?) height="[^"]*"', r"\1"),
+        (r'\s(xmlns(:\w+)?)="[^"]*"', ""),
+        ("xlink:href", "href"),
+        # Ids must be unique in the document: prefix the ids of the SVG with the kind of figure.
+        (r'id="|href="#|url\(#', rf"\g<0>{kind}-"),
+        ("^<svg", f"<svg role='img' aria-label='figure: {kind}'"),
+    ):
+        text = re.sub(pattern, replacement, text, flags=re.DOTALL)
+    return text

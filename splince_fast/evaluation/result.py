@@ -31,9 +31,8 @@ class Comparison(Measurements):
     --------
     >>> import numpy as np
     >>> from splince_fast import evaluation as ev
-    >>> rng = np.random.default_rng(0)
-    >>> y, z = rng.integers(0, 2, 600), rng.integers(0, 2, 600)
-    >>> X = rng.normal(size=(600, 4)) + y[:, None] + z[:, None] * np.eye(4)[0]
+    >>> y, z = np.random.default_rng(0).integers(0, 2, (2, 600))
+    >>> X = np.stack([y + z, y, z], axis=1) + np.random.default_rng(1).normal(size=(600, 3))
     >>> result = ev.compare(X, task=y, concept=z, n_seeds=3, alphas=(0.01,), progress=False)
     >>> [row.method for row in result.differences("accuracy", reference="none")]
     ['SAL', 'LEACE', 'SPLINCE']
@@ -44,18 +43,17 @@ class Comparison(Measurements):
     ) -> Decision:
         """Recommend an eraser by one metric; printed, a sentence with its reasons.
 
-        The outcome is "decided" if one eraser is significantly better than every other eraser and
-        than unerased rows, "no gain" if the 95 % interval of the best eraser's gain over unerased
-        rows lies below .01, and otherwise "not decided": the eraser of the best mean is recommended
-        "for now". Erasers are equal if the interval of their difference lies within .01; of equal
-        ones, the one that changes the rows least is recommended. Erasers that leave more than 1 %
-        of the covariance with the concept are not considered.
+        The outcome is "decided" if one eraser is significantly better than all others and than
+        unerased rows, "no gain" if the 95 % interval of the best one's gain over unerased rows lies
+        below .01, and otherwise "not decided": the best mean is recommended "for now". Of erasers
+        whose difference has an interval within .01, the least change of the rows is recommended.
+        Erasers that leave more than 1 % of the covariance with the concept are not considered.
 
         Parameters
         ----------
         metric : str, optional
-            One of :attr:`metrics`; by default the first one of the summary, such as "worst_group",
-            but "accuracy" if the worst group has fewer than 20 test rows at a seed.
+            One of :attr:`metrics`; by default the first of the summary, such as "worst_group", or
+            "accuracy" if the worst group has fewer than 20 test rows at a seed.
         head, p
             As for :meth:`values`.
         """
@@ -74,9 +72,9 @@ class Comparison(Measurements):
     def _blocks(self) -> list[list[str] | Table]:
         """Return the lines and tables that are shown: the three sentences come first."""
         first, *others = summary(self)
-        lines, remarks = [first.sentence, *others, *first.reasons], tables.remarks(self)
-        shown: list[list[str] | Table] = [lines, tables.heading(self), *tables.summaries(self)]
-        return shown + [remarks] * bool(remarks)
+        shown: list[list[str] | Table] = [[first.sentence, *others, *first.reasons]]
+        shown += [tables.heading(self), *tables.summaries(self), tables.remarks(self)]
+        return [block for block in shown if block]
 
     def __str__(self) -> str:
         return "\n\n".join(
@@ -131,19 +129,17 @@ class Comparison(Measurements):
         Returns
         -------
         frame
-            One row per value of a metric, and one per failure. "head" is "" for metrics of the
-            eraser itself, and "alphas" for the head "retrained" at each alpha.
+            A row per value of a metric, and per failure. "head" is "" for metrics of the eraser
+            itself, and "alphas" for the head "retrained" at each alpha.
         """
         import narwhals
 
         if backend not in ("pandas", "polars", "pyarrow"):
             raise InputError(f"backend is {backend!r}; choose 'pandas', 'polars' or 'pyarrow'")
         require(backend, "evaluate")
-        schema = {
-            "seed": narwhals.Int64, "p": narwhals.Float64, "eraser": narwhals.String,
-            "head": narwhals.String, "alpha": narwhals.Float64, "metric": narwhals.String,
-            "value": narwhals.Float64, "n": narwhals.Int64, "reason": narwhals.String,
-        }  # fmt: skip
+        kinds = {"i": narwhals.Int64, "f": narwhals.Float64, "s": narwhals.String}
+        names = ("seed", "p", "eraser", "head", "alpha", "metric", "value", "n", "reason")
+        schema = {name: kinds[kind] for name, kind in zip(names, "ifssfsfis", strict=True)}
         rows = []
         for r in self.records:
             start, n = {"seed": r.seed, "p": r.p, "eraser": r.eraser}, r.sizes[2]

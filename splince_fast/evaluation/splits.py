@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,6 @@ Sizes = tuple[int, int, int]
 # taken in this order; with groups, three: of the rows in test, validation and training groups.
 Pool = tuple[Rows, ...]
 
-TEST_FRACTION, VALIDATION_FRACTION = 0.2, 0.1
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
@@ -38,7 +37,6 @@ class Split:
     # Class of the concept that is aligned with the second class of the task, or a mapping from
     # classes of the task to classes of the concept.
     aligned_class: object  # None for the natural split
-    missing: int  # number of rows left out because a label is missing
     notes: tuple[str, ...]  # on smaller sizes, and on an aligned class that chance may have chosen
 
     def __post_init__(self) -> None:
@@ -50,7 +48,7 @@ class Split:
             )
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> Sizes:
         """Numbers of training, validation and test rows."""
         return len(self.train), len(self.validation), len(self.test)
 
@@ -66,34 +64,30 @@ class Protocol:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, y: ClassCodes, z: ClassCodes, aligned_class: object, groups: object) -> Protocol:
+    def of(cls, y: ClassCodes, z: ClassCodes, aligned_class: Any, groups: object) -> Protocol:
         """Validate the labels and the aligned class (None: the most associated class)."""
         for name, column in (("task", y), ("concept", z)):
             occurring_classes(name, column)
         codes = None if groups is None else class_codes(groups, "groups", len(y), of="task").codes
-        if isinstance(aligned_class, Mapping):
-            for a, b in aligned_class.items():
-                if a not in y.classes or b not in z.classes:
-                    raise LabelError(
-                        f"aligned_class maps {a!r} to {b!r}; the task has {y.classes[:20]}, the "
-                        f"concept {z.classes[:20]}"
-                    )
-            if len(aligned_class) < 2:
-                raise LabelError("aligned_class must map at least two classes of the task")
-            return cls(y, z, dict(aligned_class), codes)
-        if len(y.classes) > 2:
+        is_mapping = isinstance(aligned_class, Mapping)
+        notes: tuple[str, ...] = ()
+        if len(y.classes) > 2 and not is_mapping:
             raise LabelError(
                 f"the task has {len(y.classes)} classes; pass the aligned class of the concept for "
                 "each of them, as aligned_class={'nurse': 'female', ...}"
             )
-        notes: tuple[str, ...] = ()
         if aligned_class is None:
             aligned_class, notes = _most_associated(y, z)
-        elif aligned_class not in z.classes:
+        pairs: Any = aligned_class.items() if is_mapping else [(y.classes[1], aligned_class)]
+        if len(pairs) < 1 + is_mapping or any(
+            a not in y.classes or b not in z.classes for a, b in pairs
+        ):
             raise LabelError(
-                f"aligned_class is {aligned_class!r}; the concept has the classes {z.classes[:20]}"
+                f"aligned_class is {aligned_class!r}; pass a class of the concept, or map at least "
+                f"two classes of the task to one each: the task has {y.classes[:20]}, the concept "
+                f"{z.classes[:20]}"
             )
-        return cls(y, z, aligned_class, codes, notes)
+        return cls(y, z, dict(pairs) if is_mapping else aligned_class, codes, notes)
 
     def fractions(self, p: float) -> dict[Cell, float]:
         """Fraction of each cell, in lexicographic order, among the training rows at association p.
@@ -130,22 +124,17 @@ class Protocol:
         """Largest sizes, 70:10:20, that are feasible at all levels; groups are not considered."""
         counts = {cell: len(rows) for cell, rows in self._rows_of_cells().items()}
         total = min(
-            max(0, counts[cell] - 3)
-            / (TEST_FRACTION / len(counts) + (1 - TEST_FRACTION) * fraction)
+            max(0, counts[cell] - 3) / (0.2 / len(counts) + 0.8 * fraction)
             for p in levels for cell, fraction in self.fractions(p).items()
         )  # fmt: skip
-        sizes = (
-            int(total * (1 - TEST_FRACTION - VALIDATION_FRACTION)),
-            int(total * VALIDATION_FRACTION),
-            int(total * TEST_FRACTION),
-        )
-        if sizes[2] < len(counts) or sizes[0] < len(counts):
+        train, validation, test = (int(total * fraction) for fraction in (1 - 0.2 - 0.1, 0.1, 0.2))
+        if min(train, test) < len(counts):
             raise NotEnoughDataError(
                 "the cells of task and concept are too small for a split: "
                 f"{ {self._class_names(cell): n for cell, n in counts.items()} }; add rows, or "
                 "merge classes"
             )
-        return sizes
+        return train, validation, test
 
     def split(self, p: float, sizes: Sizes, random_state: int) -> Split:
         """Split as documented in :func:`spurious_split`; with groups, sizes may be reduced."""
@@ -167,8 +156,7 @@ class Protocol:
             notes = (*notes, f"sizes reduced: {text}")
         parts = [_take(pools[cell], counts) for cell, counts in required.items()]
         test, validation, train = map(np.concatenate, zip(*parts, strict=True))
-        missing = len(self.usable) - int(self.usable.sum())
-        return Split(train, validation, test, self.aligned_class, missing, notes)
+        return Split(train, validation, test, self.aligned_class, notes)
 
     def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
         """Return the permuted rows of each cell; with groups, one array for each part."""
@@ -199,13 +187,9 @@ class Protocol:
 def _feasible_factor(pool: Pool, required: Sizes) -> float:
     """Return a factor f such that a cell has f times the required rows; 1 if it has all."""
     counts = required if len(pool) > 1 else (sum(required),)
-    # Subtract three rows: rounding may raise the numbers of test, validation and training rows by
-    # one row each.
-    factors = (
-        max(0, len(rows) - 3) / count
-        for rows, count in zip(pool, counts, strict=True) if count > len(rows)
-    )  # fmt: skip
-    return min(factors, default=1.0)
+    # Rounding may raise the numbers of test, validation and training rows by one row each.
+    pairs = zip(map(len, pool), counts, strict=True)
+    return min((max(0, n - 3) / count for n, count in pairs if count > n), default=1.0)
 
 
 def _take(pool: Pool, required: Sizes) -> list[Rows]:
@@ -255,21 +239,19 @@ def check_p(p: object) -> None:
     """Raise InputError unless an association is a number in [0, 1]."""
     if not is_number(p) or not 0 <= p <= 1:
         raise InputError(
-            f"the association p is {p!r}; it must be a probability in [0, 1]. For two classes of "
-            "the task, p = P(z = aligned_class | y = 1): .5 is no association, and 1 is complete"
+            f"the association p is {p!r}; it must be a probability in [0, 1], where .5 is no "
+            "association of two classes, and 1 is complete"
         )
 
 
-def check_sizes(sizes: object) -> Sizes:
+def check_sizes(sizes: Any) -> Sizes:
     """Validate (training, validation, test) sizes; only the validation size may be 0."""
-    if not (
-        isinstance(sizes, Sequence)
-        and len(sizes) == 3
-        and all(is_integer(s) and s >= 0 for s in sizes)
-    ):
-        raise InputError(f"sizes is {sizes!r}; pass (training, validation, test) numbers of rows")
-    if sizes[0] < 1 or sizes[2] < 1:
-        raise InputError(f"sizes is {sizes!r}; training and test need at least one row")
+    is_triple = isinstance(sizes, Sequence) and len(sizes) == 3 and all(map(is_integer, sizes))
+    if not is_triple or sizes[0] < 1 or sizes[1] < 0 or sizes[2] < 1:
+        raise InputError(
+            f"sizes is {sizes!r}; pass (training, validation, test) numbers of rows, with at least "
+            "one training and one test row"
+        )
     return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
 
@@ -284,12 +266,11 @@ def spurious_split(
 ) -> Split:
     """Draw training and validation rows with a given association, and decorrelated test rows.
 
-    A cell is a pair (y, z) of a class of the task and a class of the concept. All cells have the
-    same number of test rows. For a mapping a from C classes of the task to classes of the concept,
-    the cell (y, a[y]) has the fraction p / C of the training and of the validation rows, and the
-    other K - 1 cells of y divide (1 - p) / C equally, K being the number of classes of the concept.
-    For a task of two classes (y = 0, 1) and one aligned class a, p = P(z = a | y = 1)
-    = P(z != a | y = 0): as above with C = 2, but with 1 - p instead of p for y = 0.
+    All cells, pairs (y, z) of classes of task and concept, have the same number of test rows. For a
+    mapping a from C classes of the task to classes of the concept, the cell (y, a[y]) has the
+    fraction p / C of the training and of the validation rows, and the other cells of y divide
+    (1 - p) / C equally. For a task of two classes (y = 0, 1) and one aligned class a,
+    p = P(z = a | y = 1) = P(z != a | y = 0): C = 2, with 1 - p instead of p for y = 0.
 
     *Rule*: ``rng = default_rng(random_state)``; for each cell, in lexicographic order of (y, z),
     ``m = rng.permutation(rows of the cell)``. The first ``n_test // n_cells`` entries of m are test
@@ -308,9 +289,8 @@ def spurious_split(
     random_state : int
         Seed of the permutations.
     aligned_class : class, or mapping of task class to concept class, optional
-        Class of the concept that is aligned with the second class of the task, or the mapping a.
-        The default is the class z of the concept with the largest difference
-        P(z | second class of the task) - P(z | first class of the task).
+        Class of the concept that is aligned with the second class of the task, or the mapping a;
+        by default the class z with the largest P(z | second class) - P(z | first class).
 
     Returns
     -------
@@ -319,12 +299,9 @@ def spurious_split(
 
     Raises
     ------
-    InputError
-        A parameter is out of range.
-    LabelError
-        The task or the concept has one class or is a quantity, or `aligned_class` does not fit.
-    NotEnoughDataError
-        A cell has too few rows; the message gives the largest feasible sizes.
+    InputError, LabelError, NotEnoughDataError
+        A parameter is out of range; the task or the concept has one class or is a quantity, or
+        `aligned_class` does not fit; a cell has too few rows (the message has the feasible sizes).
 
     Examples
     --------
@@ -352,9 +329,9 @@ def natural_split(
     usable: NDArray[np.bool_], *, random_state: int, groups: Rows | None = None
 ) -> Split:
     """Split the n usable rows at random: n // 4 test rows, n // 10 validation rows, the rest."""
-    rows = np.flatnonzero(usable)
-    test, validation, train = random_parts(rows, groups, random_state, (0.25, 0.1))
-    return Split(train, validation, test, None, len(usable) - len(rows), ())
+    parts = random_parts(np.flatnonzero(usable), groups, random_state, (0.25, 0.1))
+    test, validation, train = parts
+    return Split(train, validation, test, None, ())
 
 
 def random_parts(

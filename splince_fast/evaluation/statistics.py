@@ -37,8 +37,8 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float]) -> Interval:
     """Mean of `values`, one per seed, with its 95 % t interval; NaN values are left out.
 
-    As the splits of one data set share rows, the interval describes the variation over splits, not
-    over data sets. Of two values its half width would be 12.7 standard errors, so it is NaN.
+    The interval describes the variation over splits of one data set, not over data sets. Of two
+    values its half width would be 12.7 standard errors, so it is NaN.
     """
     finite = np.array([v for v in values if not math.isnan(v)], dtype=np.float64)
     n = len(finite)
@@ -70,31 +70,22 @@ class Difference:
         return self.p_holm < 0.05
 
 
-class TResult(NamedTuple):
-    """t statistic, two-sided p value, and interval limits of the mean difference."""
-
-    t: float
-    p: float
-    low: float
-    high: float
-
-
-NO_TEST = TResult(math.nan, math.nan, math.nan, math.nan)
+# t statistic, two-sided p value, and interval limits of the mean difference.
+TResult = tuple[float, float, float, float]
+NO_TEST = (math.nan,) * 4
 
 
 def corrected_t(
-    differences: Sequence[float], ratio: float, level: float = 0.95, *, min_variance: float = 0.0
+    differences: Sequence[float], ratio: float, *, min_variance: float = 0.0
 ) -> TResult:
     """Nadeau and Bengio's corrected resampled t test (Machine Learning 52, 2003).
 
     The statistic is t = mean / sqrt((1/J + n_test/n_train) var), with J - 1 degrees of freedom,
     where mean and var are those of the J differences, one per seed, and `ratio` is n_test/n_train.
-
-    Few differences may be nearly equal by chance, and var is then too small. A second test
-    therefore uses the normal distribution with `min_variance`, a lower bound of the variance of one
-    difference, instead of var; the larger p and the wider interval are returned. The result is
-    `NO_TEST` if a difference is infinite, or if the differences are equal up to rounding error and
-    not 0, and `min_variance` is 0.
+    As few differences may be nearly equal by chance, a second test uses the normal distribution
+    with `min_variance`, a lower bound of the variance of one difference, instead of var; the larger
+    p and the wider interval at level .95 are returned. The result is `NO_TEST` if a difference is
+    infinite, or if the differences are equal and not 0, and `min_variance` is 0.
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
@@ -106,14 +97,14 @@ def corrected_t(
     error = math.sqrt((1 / n + ratio) * float(values.var(ddof=1)))
     bound = math.sqrt((1 / n + ratio) * min_variance)
     if max(error, bound) <= EQUAL_RTOL * abs(mean):
-        return TResult(0.0, 1.0, mean, mean) if mean == 0.0 else NO_TEST
+        return (0.0, 1.0, mean, mean) if mean == 0.0 else NO_TEST
     p = 2 * float(stdtr(n - 1, -abs(mean) / error)) if error > 0.0 else 0.0
-    half_width = float(stdtrit(n - 1, (1 + level) / 2)) * error
+    half_width = float(stdtrit(n - 1, 0.975)) * error
     if bound > 0.0:
         normal = NormalDist()
         p = max(p, 2 * normal.cdf(-abs(mean) / bound))
-        half_width = max(half_width, normal.inv_cdf((1 + level) / 2) * bound)
-    return TResult(mean / max(error, bound), p, mean - half_width, mean + half_width)
+        half_width = max(half_width, normal.inv_cdf(0.975) * bound)
+    return mean / max(error, bound), p, mean - half_width, mean + half_width
 
 
 def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
@@ -155,42 +146,34 @@ def paired_difference(
     by D, the methods differ on at least |D| m rows, each of which contributes +-1 / m to D. Over
     random draws of the rows, the variance of D is therefore at least |D| (1 - |D|) / m.
     """
-    seeds = [
-        s for s in values
-        if s in reference_values and not math.isnan(values[s] + reference_values[s])
-    ]  # fmt: skip
-    differences = [values[s] - reference_values[s] for s in seeds]
+    pairs = [values[s] - reference_values[s] for s in values if s in reference_values]
+    differences = [difference for difference in pairs if not math.isnan(difference)]
     plain = t_interval(differences)
-    test = NO_TEST
+    t, p, low, high = NO_TEST
     if len(differences) >= MIN_SEEDS:
         size = min(1.0, abs(plain.mean))
         min_variance = 0.0 if resolution is None else size * (1 - size) / resolution
-        test = corrected_t(differences, ratio, min_variance=min_variance)
-    how = "no test" if math.isnan(test.p) else "corrected t"
-    return Difference(
-        method, reference, plain.mean, plain.error, test.low, test.high, test.t, test.p, test.p,
-        len(seeds), how,
-    )  # fmt: skip
+        t, p, low, high = corrected_t(differences, ratio, min_variance=min_variance)
+    how = "no test" if math.isnan(p) else "corrected t"
+    n = len(differences)
+    return Difference(method, reference, plain.mean, plain.error, low, high, t, p, p, n, how)
 
 
 def bootstrap_values(statistic: Statistic, n: int, clusters: Rows | None = None) -> Float:
     """Values of a statistic on `N_DRAWS` draws of all rows, or of whole clusters; () for one unit.
 
-    The draws depend on n and the clusters alone, so the values of two statistics are paired.
+    The draws depend on n and the clusters alone, so that values of two statistics are paired.
     """
-    members = None
+    members: list[Rows] | None = None
     if clusters is not None:
         _, codes = np.unique(clusters, return_inverse=True)
         counts = np.bincount(codes)
         n, members = len(counts), np.split(np.argsort(codes, kind="stable"), np.cumsum(counts)[:-1])
     rng = np.random.default_rng(0)
-    values = []
-    for _ in range(N_DRAWS if n > 1 else 0):
-        rows = rng.integers(0, n, size=n)
-        if members is not None:
-            rows = np.concatenate([members[i] for i in rows])
-        values.append(statistic(rows))
-    return np.array(values)
+    draws = (rng.integers(0, n, size=n) for _ in range(N_DRAWS if n > 1 else 0))
+    if members is not None:
+        draws = (np.concatenate([members[i] for i in draw]) for draw in draws)
+    return np.array([statistic(rows) for rows in draws])
 
 
 def bootstrap_interval(values: Float) -> tuple[float, float, float]:

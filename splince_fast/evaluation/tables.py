@@ -66,7 +66,7 @@ def summaries(result: Measurements) -> list[Table]:
         [m for m in context.custom_metrics if m in present],
     )
     tables = [
-        summary(result, head, result.level(), metrics)
+        summary(result, head, result._level(), metrics)
         for head in context.heads
         for i, metrics in enumerate(columns) if metrics or i == 0
     ]  # fmt: skip
@@ -137,7 +137,7 @@ def worst_cell_lines(result: Measurements, head: str, p: float | None) -> list[s
 
 def by_level(result: Measurements, metric: str, head: str | None) -> Table:
     """Return the table of a metric by eraser and association level."""
-    context, head_name = result.context, result.head_of(metric, head)
+    context, head_name = result.context, result._head_of(metric, head)
     rows = []
     for eraser in context.erasers:
         intervals = (result.interval(metric, eraser=eraser, head=head, p=p) for p in context.levels)

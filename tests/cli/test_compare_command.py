@@ -1,7 +1,8 @@
-"""The command: files in, a table and a report out."""
+"""The command compare: files in, a table and a report out."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,160 +13,133 @@ import pytest
 from splince_fast.cli import main
 from splince_fast.evaluation import Comparison, compare
 
-Told = Callable[..., str]
+Cli = Callable[..., str]
+BASE = "compare embeddings.npy --labels people.csv --erase gender"
+QUICK = f"{BASE} --keep job --seeds 1 --alphas .1 --eraser LEACE --eraser SPLINCE"
+rng = np.random.default_rng(0)
+Y, Z = rng.integers(0, 2, 800), rng.integers(0, 2, 800)
+X = rng.normal(size=(800, 5)).astype(np.float32)
+X[:, 0] += 2 * Z
+X[:, 1] += Y
+COLUMNS = {
+    "job": ["nurse" if y else "poet" for y in Y], "gender": ["f" if z else "m" for z in Z],
+    "part": ["test" if i % 4 == 0 else "train" for i in range(800)],
+    "person": [f"p{i // 8}" for i in range(800)],
+    "shade": ["" if i % 5 == 0 else str(i % 3) for i in range(800)],
+}  # fmt: skip
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[..., str]) -> Cli:
+    """Run a command line in a folder of embeddings and labels."""
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    y, z = rng.integers(0, 2, 800), rng.integers(0, 2, 800)
-    X = rng.normal(size=(800, 5)).astype(np.float32)
-    X[:, 0] += 2 * z
-    X[:, 1] += y
     np.save("embeddings.npy", X)
-    lines = ["profession,gender,part"]
-    lines += [f"{'nurse' if a else 'poet'},{'f' if b else 'm'},{'test' if i % 4 == 0 else 'train'}"
-              for i, (a, b) in enumerate(zip(y, z, strict=True))]  # fmt: skip
-    Path("people.csv").write_text("\n".join(lines) + "\n")
-    return tmp_path
+    lines = [",".join(row) for row in zip(*COLUMNS.values(), strict=True)]
+    Path("people.csv").write_text("\n".join([",".join(COLUMNS), *lines]) + "\n")
+    return lambda line, code=0: told(*shlex.split(line), code=code)
 
 
-BASE = ["compare", "embeddings.npy", "--labels", "people.csv", "--erase", "gender"]
-
-
-def test_a_table_and_a_report(files: Path, told: Told) -> None:
+def test_a_table_and_a_report(cli: Cli) -> None:
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    out = told(*BASE, "--keep", "profession", "-o", "report.html", "--seeds", "3",
-               "--alphas", ".1,.01", "--association", ".5,.8", "--aligned-class", "f",
-               "--save", "all.json", "--run", "cells")  # fmt: skip
+    out = cli(
+        f"{BASE} --keep job -o report.html --seeds 3 --alphas .1,.01 --association .5,.8 "
+        "--aligned-class f --save all.json --run cells"
+    )
     assert "SPLINCE" in out
     assert "report: report.html" in out
-    assert "Erasing gender" in (files / "report.html").read_text()
-    assert (files / "all.json").exists()
-    assert (files / "cells" / "cells.jsonl").exists()
+    assert "Erasing gender" in Path("report.html").read_text()
+    assert Path("cells", "cells.jsonl").exists()
+    assert Comparison.load("all.json").context.aligned_class == "f"
 
 
-def test_a_split_of_your_own(files: Path, told: Told) -> None:
-    assert "bootstrap" in told(*BASE, "--keep", "profession", "--test", "part", "--alphas", ".1")
+def test_the_split_the_groups_and_the_sizes_are_those_of_the_function(cli: Cli) -> None:
+    options: dict[str, Any] = {
+        "task": COLUMNS["job"], "concept": {"gender": COLUMNS["gender"]}, "n_seeds": 1,
+        "alphas": (0.1,), "erasers": ("LEACE", "SPLINCE"), "heads": ("frozen",), "progress": False,
+    }  # fmt: skip
+    found = []
+    for flags, more in (
+        ("", {}),
+        ("--groups person", {"groups": COLUMNS["person"]}),
+        ("--test part", {"test": COLUMNS["part"]}),
+        ("--association .8 --sizes 200,40,80", {"association": 0.8, "sizes": (200, 40, 80)}),
+    ):
+        cli(f"{QUICK} --head frozen --save all.json --force {flags}")
+        direct = compare(X, **options, **more)
+        found.append(Comparison.load("all.json").records)
+        for record, expected in zip(found[-1], direct.records, strict=True):
+            assert record.values == pytest.approx(expected.values, rel=1e-9, abs=1e-12)
+    assert len({repr(records) for records in found}) == 4  # control: the splits differ
+    assert "bootstrap" in cli(f"{BASE} --keep job --test part --alphas .1")
 
 
-def test_a_parquet_file_holds_rows_and_labels(files: Path, told: Told, pa: Any, pq: Any) -> None:
-    X = np.load("embeddings.npy")
-    rows = [line.split(",") for line in Path("people.csv").read_text().splitlines()[1:]]
-    table = pa.table(
-        {"vector": X.tolist(), "gender": [r[1] for r in rows], "job": [r[0] for r in rows]}
-    )
+def test_a_parquet_file_holds_rows_and_labels(cli: Cli, pa: Any, pq: Any) -> None:
+    table = pa.table({"vector": X.tolist(), **COLUMNS})
     pq.write_table(table, "people.parquet")
-    argv = ["compare", "people.parquet", "--embedding", "vector", "--erase", "gender"]
-    argv += ["--keep", "job", "--seeds", "1", "--alphas", ".1"]
-    assert "LEACE" in told(*argv)
+    line = QUICK.replace("embeddings.npy --labels people.csv", "people.parquet --embedding vector")
+    assert "LEACE" in cli(line)
     pq.write_table(table.slice(0, 0), "people.parquet")
-    assert "has no rows" in told(*argv, code=2)
+    assert "has no rows" in cli(line, 2)
 
 
-def test_a_failing_eraser_keeps_the_status(files: Path, told: Told) -> None:
-    text = Path("people.csv").read_text().splitlines()
-    head, rows = text[0] + ",same", [f"{row},{row.split(',')[1]}" for row in text[1:]]
-    Path("people.csv").write_text("\n".join([head, *rows]) + "\n")
-    assert "! SPLINCE" in told(*BASE, "--keep", "same", "--seeds", "1", "--alphas", ".1")
+def test_a_failing_eraser_keeps_the_status(cli: Cli) -> None:
+    np.save("same.npy", COLUMNS["gender"])
+    assert "! SPLINCE" in cli(QUICK.replace("--keep job", "--labels same.npy --keep same"))
 
 
-@pytest.mark.parametrize(
-    ("more", "match"),
-    [
-        (["-o", "people.csv"], "is an input, too"),
-        (["--save", "embeddings.npy"], "is an input, too"),
-        (["--save", "./embeddings.npy", "--force"], "is an input, too"),
-        (["-o", "a.html", "--save", "a.html"], "is the file of --output, too"),
-        (["-o", "folder"], "is a folder"),
-        (["--save", "folder", "--force"], "is a folder"),
-        (["-o", ""], "--output is empty"),
-        (["--save", ""], "--save is empty"),
-        (["-o", "old.html"], "--force"),
-        (["-o", "new.pdf"], "the report is HTML"),
-        (["--run", "people.csv"], "--run 'people.csv' is a file"),
-        (["--test", "profession"], "--test names 'profession', which is also kept"),
-        (["--groups", "gender"], "--groups names 'gender', which is also erased"),
-        (["--keep", "job"], "'profession', 'gender', 'part'"),
-        (["--keep", "gender"], "both erased and kept"),
-        (["-o", "nowhere/report.html"], "no folder"),
-        (["--association", "1.5"], "probability"),
-        (["--kind", "gender=number"], "NAME=classes"),
-        (["--association", ".8", "--aligned-class", "x"], "'f', 'm'"),
-        (["--association", ".5;.8"], "no comma-separated list"),
-        (["--labels", "jobs.csv"], "no file 'jobs.csv'"),
-        (["--test", "gender", "--erase", "part"], "which is also erased"),
-        (["--association", ".8", "--sizes", "100,10"], "three whole numbers"),
-        (["--association", ".8", "--sizes", "inf,10,10"], "whole numbers"),
-        (["--association", ".8", "--sizes", "nan,10,10"], "whole numbers"),
-        (["--association", ".8", "--sizes", "100.5,10,10"], "whole numbers"),
-    ],
+MISTAKES = (
+    ("-o people.csv", "is an input, too"),
+    ("--save ./embeddings.npy --force", "is an input, too"),
+    ("-o a.html --save a.html", "is the file of --output, too"),
+    ("--save folder --force", "is a folder"),
+    ("-o ''", "the path is empty"),
+    ("-o old.html", "--force"),
+    ("-o nowhere/report.html", "no folder"),
+    ("--run people.csv", "--run people.csv is a file"),
+    ("--test job", "'job' is named twice"),
+    ("--groups gender", "'gender' is named twice"),
+    ("--erase job", "'job' is named twice"),
+    ("--erase other", "the variables are 'job', 'gender', 'part'"),
+    ("--association 1.5", "probability"),
+    ("--kind gender=number", "NAME=classes"),
+    ("--association .8 --aligned-class x", "'f', 'm'"),
+    ("--association .5;.8", "no comma-separated list"),
+    ("--labels jobs.csv", "no file 'jobs.csv'"),
+    ("--association .8 --sizes 100,10", "pass (training, validation, test)"),
+    ("--association .8 --sizes inf,10,10", "whole numbers"),
+    ("--association .8 --sizes 100.5,10,10", "whole numbers"),
 )
-def test_refusals_overwrite_nothing_and_fit_nothing(
-    files: Path, told: Told, more: list[str], match: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (files / "folder").mkdir()
-    (files / "old.html").write_text("old")
-    before = {path.name: path.read_bytes() for path in files.iterdir() if path.is_file()}
 
+
+def test_mistakes_overwrite_nothing_and_fit_nothing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the comparison has begun")
 
-    needs_labels = match in ("probability", "'f', 'm'")
-    place = "evaluation.run.Job" if needs_labels else "evaluation.compare"
-    monkeypatch.setattr(f"splince_fast.{place}", never)
-    keep = [] if "--keep" in more else ["--keep", "profession"]
-    assert match in told(*BASE, *keep, *more, code=2)
-    assert before == {path.name: path.read_bytes() for path in files.iterdir() if path.is_file()}
+    monkeypatch.setattr("splince_fast.evaluation.run.Job", never)
+    Path("folder").mkdir()
+    Path("old.html").write_text("old")
+    before = {path.name: path.is_file() and path.read_bytes() for path in Path().iterdir()}
+    for flags, text in MISTAKES:
+        assert text in cli(f"{BASE} --keep job {flags.replace(';', chr(92) + ';')}", 2), flags
+        after = {path.name: path.is_file() and path.read_bytes() for path in Path().iterdir()}
+        assert before == after, flags
 
 
-def test_force_overwrites(files: Path, told: Told) -> None:
-    (files / "all.json").write_text("old")
-    more = ["--keep", "profession", "--seeds", "1", "--alphas", ".1", "--save", "all.json"]
-    told(*BASE, *more, code=2)
-    assert (files / "all.json").read_text() == "old"
-    told(*BASE, *more, "--force")
-    assert (files / "all.json").read_text() != "old"
+def test_force_overwrites(cli: Cli) -> None:
+    Path("all.json").write_text("old")
+    assert "--force" in cli(f"{QUICK} --save all.json", 2)
+    cli(f"{QUICK} --save all.json --force")
+    assert Path("all.json").read_text() != "old"
 
 
-def test_kinds_are_those_of_fit(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ["job,shade"] + [f"{i % 2},{'' if i % 5 == 0 else i % 3}" for i in range(800)]
-    Path("jobs.csv").write_text("\n".join(lines) + "\n")
-    base = ["compare", "embeddings.npy", "--labels", "jobs.csv", "--erase", "shade", "--keep",
-            "job", "--seeds", "1", "--alphas", ".1", "--eraser", "LEACE"]  # fmt: skip
-    assert main([*base, "--kind", "shade=classes"]) == 0
-    shown = capsys.readouterr()
-    assert "160 of 800 rows lack a label" in shown.err  # a missing label is no class
-    assert "probe acc" in shown.out
-    assert main([*base, "--kind", "shade=continuous"]) == 0
-    shown = capsys.readouterr()
-    assert "probe R2" in shown.out
-    assert "--kind" not in shown.err  # it was said
-
-
-def test_groups_of_the_command_are_those_of_the_function(files: Path) -> None:
-    lines = ["task,concept,person"]
-    lines += [f"{i % 2},{i // 2 % 2},p{i // 8}" for i in range(800)]
-    Path("groups.csv").write_text("\n".join(lines) + "\n")
-    base = ["compare", "embeddings.npy", "--labels", "groups.csv", "--erase", "concept", "--keep",
-            "task", "--seeds", "1", "--alphas", ".1", "--eraser", "LEACE", "--head", "frozen",
-            "--save", "all.json", "--force"]  # fmt: skip
-    rows = np.arange(800)
-    options: dict[str, Any] = {
-        "task": rows % 2, "concept": {"concept": rows // 2 % 2}, "n_seeds": 1, "alphas": (0.1,),
-        "erasers": ("LEACE",), "heads": ("frozen",), "progress": False,
-    }  # fmt: skip
-    persons = [f"p{i // 8}" for i in rows]
-    found = []
-    for more, groups in ((["--groups", "person"], persons), ([], None)):
-        assert main([*base, *more]) == 0
-        direct = compare(np.load("embeddings.npy"), groups=groups, **options)
-        found.append(Comparison.load("all.json"))
-        for metric in direct.metrics:
-            assert found[-1].mean(metric, eraser="LEACE") == pytest.approx(
-                direct.mean(metric, eraser="LEACE"), rel=1e-9, abs=1e-12
-            )
-    apart = [f.mean("distortion", eraser="LEACE") for f in found]
-    assert apart[0] != pytest.approx(apart[1], rel=1e-3)  # control: the split is another one
+def test_kinds_are_those_of_fit(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    line = QUICK.replace("--erase gender", "--erase shade")
+    for kind, shown in (("classes", "probe acc"), ("continuous", "probe R2")):
+        assert main([*line.split(), "--kind", f"shade={kind}"]) == 0
+        out, err = capsys.readouterr()
+        assert "160 of 800 rows lack a label" in err  # a missing label is no class
+        assert shown in out
+        assert "--kind" not in err  # it was said

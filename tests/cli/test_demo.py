@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -72,35 +72,28 @@ def scores(data: ProfessionData, rows: NDArray[np.intp]) -> tuple[Float, Float]:
 # -- protocol ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [None, 0.3])
-def test_no_family_is_on_both_sides_of_a_split(data: ProfessionData, target: float | None) -> None:
+def test_splits_divide_no_family_and_set_both_correlations(data: ProfessionData) -> None:
+    """Few prompts are dropped, and none from the training rows without a target."""
     families = np.array(data.families)[data.noun_index]
-    split = experiment.make_split(data, (0, 1), target)
-    train, test = set(families[split.train]), set(families[split.test])
-    assert not train & test
-    assert len(train) == 28
-    assert len(test) <= 12
-
-
-def test_scores_are_uncorrelated_among_held_out_prompts_only(data: ProfessionData) -> None:
     for seed in range(5):
+        full = experiment.make_split(data, (seed, 0))
         split = experiment.make_split(data, (seed, 0), 0.3)
-        on_test = np.corrcoef(*scores(data, split.test))[0, 1]
-        on_train = np.corrcoef(*scores(data, split.train))[0, 1]
+        np.testing.assert_array_equal(split.test, full.test)
+        assert len(full.train) == 28 * 3 * N_TEMPLATES
+        assert len(full.train) / 3 < len(split.train) < len(full.train)
+        assert len(full.test) > 0.8 * 12 * 3 * N_TEMPLATES
+        train, test = set(families[full.train]), set(families[full.test])
+        assert not train & test
+        assert len(train) == 28
+        assert set(families[split.train]) <= train
+        on_test, on_train = (
+            np.corrcoef(*scores(data, rows))[0, 1] for rows in (split.test, split.train)
+        )
         assert abs(on_test) < 1e-3
         assert abs(on_train - 0.3) < 1e-3
         # Correlations of some hundred terms, by two formulas.
         assert split.test_correlation == pytest.approx(on_test, abs=1e-12)
         assert split.train_correlation == pytest.approx(on_train, abs=1e-12)
-
-
-def test_few_prompts_are_given_up_and_none_without_need(data: ProfessionData) -> None:
-    full = experiment.make_split(data, (0, 0))
-    assert len(full.train) == 28 * 3 * N_TEMPLATES
-    assert len(full.test) > 0.8 * 12 * 3 * N_TEMPLATES
-    thinner = experiment.make_split(data, (0, 0), 0.3)
-    np.testing.assert_array_equal(thinner.test, full.test)
-    assert len(full.train) / 3 < len(thinner.train) < len(full.train)
 
 
 def test_a_split_depends_on_its_seed_alone(data: ProfessionData) -> None:
@@ -210,30 +203,22 @@ def test_the_probe_does_not_depend_on_units(data: ProfessionData, scale: float) 
 # -- statistics and words ------------------------------------------------------------------------
 
 
-def made_up(factual: dict[str, list[float]], stereotype: dict[str, list[float]]) -> Results:
-    """Results with given coefficients."""
-    k = len(factual["LEACE"])
-    split = NounSplit(np.arange(30), np.arange(30, 40), 0.26, -0.0004)
-    split_values = {
-        method: [
-            SplitValues(
-                stereotype[method][i], factual[method][i], 1e-15, 0.75, 0.0123, -0.05, 0.0042
-            )
-            for i in range(k)
-        ]
-        for method in METHODS
-    }
-    return Results(split_values, [split] * k, 0.26, 7, 3, 0)
-
-
 def made_up_like_the_paper(advantage: float, noise: float = 0.01) -> Results:
+    """Results with given coefficients."""
     rng = np.random.default_rng(0)
-    around = {
-        m: list(level + noise * rng.normal(size=10))
-        for m, level in zip(METHODS, (2.0, 0.5, 1.5, 1.5 + advantage), strict=True)
-    }
-    level = dict(zip(METHODS, (1.0, -0.2, 0.001, 0.1), strict=True))
-    return made_up(around, {m: [level[m] - 0.01, level[m] + 0.01] * 5 for m in METHODS})
+    split_values = {}
+    for method, factual, stereotype in zip(
+        METHODS, (2.0, 0.5, 1.5, 1.5 + advantage), (1.0, -0.2, 0.001, 0.1), strict=True
+    ):
+        split_values[method] = [
+            SplitValues(z, y, 1e-15, 0.75, 0.0123, -0.05, 0.0042)
+            for y, z in zip(
+                factual + noise * rng.normal(size=10), [stereotype - 0.01, stereotype + 0.01] * 5,
+                strict=True,
+            )
+        ]  # fmt: skip
+    split = NounSplit(np.arange(30), np.arange(30, 40), 0.26, -0.0004)
+    return Results(split_values, [split] * 10, 0.26, 7, 3, 0)
 
 
 def test_the_odds_factor_is_students_interval_widened_for_overlap() -> None:
@@ -307,37 +292,22 @@ def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
 # -- the command, on the shipped states ------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Files and output of the command for two splits."""
+def test_the_shipped_states_give_a_figure_and_keep_the_guarantees(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="drawing needs the extra demo")
-    folder = tmp_path_factory.mktemp("demo")
-    arguments = ["--splits", "2", "--json", str(folder / "all.json")]
-    code = main(["demo", *arguments, "--figure", str(folder / "figure.png")])
-    return {
-        "code": code,
-        "figure": (folder / "figure.png").read_bytes(),
-        "all": json.loads((folder / "all.json").read_text()),
-    }
-
-
-def test_the_shipped_states_give_a_figure_and_what_the_guarantees_say(
-    written: dict[str, Any],
-) -> None:
-    assert written["code"] == 0
-    assert written["figure"].startswith(b"\x89PNG\r\n\x1a\n")
-    assert len(written["figure"]) > 20_000
-    for run, correlation in zip(written["all"]["runs"], (None, 0.26), strict=True):
+    figure, numbers = tmp_path / "figure.png", tmp_path / "all.json"
+    assert main(["demo", "--splits", "2", "--json", str(numbers), "--figure", str(figure)]) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert figure.stat().st_size > 20_000
+    runs = json.loads(numbers.read_text())["runs"]
+    for run, correlation in zip(runs, (None, 0.26), strict=True):
         assert run["train_correlation"] == correlation
         for split in run["splits"]:
             assert abs(split["test_correlation"]) < 1e-3
-            if correlation is not None:
-                assert abs(split["train_correlation"] - correlation) < 1e-3
+            assert correlation is None or abs(split["train_correlation"] - correlation) < 1e-3
         for method in ERASERS:
             for outcome in run["methods"][method]["per_split"]:
                 assert outcome["residual"] < 1e-12
-        for outcome in run["methods"]["SPLINCE"]["per_split"]:
-            assert outcome["kept"] == pytest.approx(1, rel=1e-12)
+                assert method != "SPLINCE" or outcome["kept"] == pytest.approx(1, rel=1e-12)
         for field in ("exp_beta_stereo", "exp_beta_fact"):
             assert run["methods"]["Original"][field]["mean"] > 1
 
@@ -348,49 +318,32 @@ def test_without_matplotlib_the_table_is_printed_and_the_extra_is_named(
     monkeypatch.chdir(tmp_path)
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
+    extra = 'pip install "splince_fast[demo]"'
     assert main(["demo", "--splits", "2"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("exp(beta_fact)") == 2
-    assert 'pip install "splince_fast[demo]"' in printed
-    assert main(["demo", "--figure", "figure.png"]) == 2  # one that was asked for is an error
-    out, err = capsys.readouterr()
-    assert not out
-    assert 'pip install "splince_fast[demo]"' in err
-    assert not list(tmp_path.iterdir())
-
-
-def test_no_figure_is_drawn_if_none_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+    assert extra in printed
     assert main(["demo", "--splits", "2", "--no-figure"]) == 0
     out, err = capsys.readouterr()
     assert "figure" not in out
     assert "training prompts: 100%" in err
+    assert main(["demo", "--figure", "figure.png"]) == 2  # one that was asked for is an error
+    out, err = capsys.readouterr()
+    assert (out, extra in err) == ("", True)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--splits", "1"], "at least 2"),
-        (["--random-state", "-3"], "must not be negative"),
-        (["--json", "absent/all.json"], "there is no folder"),
-        (["--figure", "absent/figure.png"], "there is no folder"),
-        (["--splits", "many"], "invalid int value"),
-        (["--figure", "a.png", "--no-figure"], "not allowed with"),
-    ],
-)
 def test_mistakes_in_arguments(
-    arguments: list[str],
-    text: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["demo", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert text in err
-    assert not out
-    assert not list(tmp_path.iterdir())
+    for arguments, text in {
+        "--splits 1": "at least 2",
+        "--random-state -3": "must not be negative",
+        "--json absent/all.json": "there is no folder",
+        "--figure absent/figure.png": "there is no folder",
+        "--splits many": "invalid int value",
+        "--figure a.png --no-figure": "not allowed with",
+    }.items():
+        assert text in told("demo", *arguments.split(), code=2)
+        assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pandas as pd
 import polars as pl
 import pytest
 from comparisons import LEVEL, data, run, script
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_info
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
@@ -46,7 +48,9 @@ def eraser_of(X: Any, labels: Any) -> sf.Projection:
 
 
 def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
+    threads = [pool["num_threads"] for pool in threadpool_info()]
     result = run(X, y, z, n_seeds=1, **LEVEL)
+    assert [pool["num_threads"] for pool in threadpool_info()] == threads
     twin = script(X, y, z)
     train, validation, test = twin.train, twin.validation, twin.test
     moments = sf.Moments().update(X[train], {"y": y[train], "z": z[train]})
@@ -166,26 +170,20 @@ def test_the_fingerprint_reads_every_row() -> None:
     assert fingerprint(X, {}, None, None) != first
 
 
-def test_blas_threads_are_as_before() -> None:
-    from threadpoolctl import threadpool_info
-
-    before = [pool["num_threads"] for pool in threadpool_info()]
-    run(*data(), n_seeds=1)
-    assert [pool["num_threads"] for pool in threadpool_info()] == before
-
-
 # -- what goes wrong --------------------------------------------------------------------------
 
 
 def test_an_infeasible_eraser_is_a_row_and_the_rest_goes_on() -> None:  # case 6
-    X, y, _ = data()
-    result = run(X, y, y.copy(), n_seeds=1)
-    assert [(e, h) for e, h, _ in result.failures] == [
-        ("SPLINCE", ""), ("SPLINCE", "retrained"), ("SPLINCE", "frozen")
-    ]  # fmt: skip
+    dropped = {"none": "none", "dropped": sf.SPLINCE(on_infeasible="drop")}
+    erasers = {**dropped, "SPLINCE": "SPLINCE", "LEACE": "LEACE"}
+    result = run(X, y, y.copy(), n_seeds=1, erasers=erasers)
+    failed = [(eraser, head) for eraser, head, _ in result.failures]
+    assert failed == [("SPLINCE", head) for head in ("", "retrained", "frozen")]
     assert "span" in result.failures[0][2]
-    assert result.mean("kept_covariance", eraser="LEACE") < 1e-12
     assert str(result).count("! SPLINCE") == 1  # the heads fail for the same reason
+    for eraser in ("LEACE", "dropped"):
+        assert result.mean("kept_covariance", eraser=eraser) < 1e-12
+    assert any(note.startswith("dropped: ") for note in result.notes)
 
 
 def test_separable_rows_refuse_the_unregularised_head_in_a_row() -> None:  # cases 5, 11
@@ -211,10 +209,7 @@ class Failing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     decision_function = predict
 
 
-ERRORS = [RuntimeError("r"), KeyError("k"), TypeError("t"), ZeroDivisionError("z"), OSError("o")]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("error", [KeyError("k"), ZeroDivisionError("z")], ids=repr)
 def test_any_exception_of_an_eraser_a_head_a_probe_or_a_metric_is_a_row(error: Exception) -> None:
     def failing(*_: Any) -> Any:
         raise error
@@ -244,60 +239,41 @@ def test_any_exception_of_an_eraser_a_head_a_probe_or_a_metric_is_a_row(error: E
 
 
 class Predicting(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A head that predicts what `form` makes of the classes of a logistic head."""
+    """A head that predicts what `form` makes of the predictions of a linear one."""
 
-    def __init__(self, form: Any = None) -> None:
-        self.form = form
+    def __init__(self, form: Any = None, model: Any = None) -> None:
+        self.form, self.model = form, model
 
     def fit(self, X: Any, y: Any) -> Predicting:
-        self.model_ = LogisticRegression().fit(X, y)
+        self.model_ = clone(self.model or LogisticRegression()).fit(X, y)
         return self
 
     def predict(self, X: Any) -> Any:
         return self.form(self.model_.predict(X))
 
 
-@pytest.mark.parametrize(
-    ("form", "text"),
-    [
-        (lambda classes: classes[:1], r"shape \(1,\) for 225 rows"),
-        (lambda classes: np.eye(2)[classes], r"shape \(225, 2\) for 225 rows"),
-        (lambda classes: 0 * classes + 0.25, "the head predicts 0.25, which is not a class"),
-        (lambda classes: classes * np.nan, "the head predicts nan, which is not a class"),
-        (lambda classes: classes - 1, "the head predicts -1, which is not a class"),
-    ],
-)
-def test_predictions_that_are_no_classes_are_a_row(form: Any, text: str) -> None:
-    result = run(
-        X, y, z, erasers=("none",), heads={"retrained": "retrained", "own": Predicting(form)}
-    )
-    ((eraser, head, reason),) = dict.fromkeys(result.failures)
-    assert (eraser, head) == ("none", "own")
-    assert re.search(text, reason)
-    assert result.mean("accuracy", eraser="none", head="retrained") > 0.5
-
-
-def test_a_regressor_is_no_head_for_classes_and_codes_of_any_type_are_classes() -> None:
-    kinds = {"int": int, "float": float, "bool": bool}
-    heads = {name: Predicting(lambda c, kind=kind: c.astype(kind)) for name, kind in kinds.items()}
-    result = run(X, y, z, erasers=("none",), heads={**heads, "ridge": Ridge()})
-    assert {head for _, head, _ in result.failures} == {"ridge"}
-    assert all("pass a classifier" in reason for _, _, reason in result.failures)
-    values = [result.values("worst_group", eraser="none", head=head) for head in heads]
+def test_predictions_that_are_no_classes_are_a_row() -> None:
+    """Codes of any type are classes; a regressor is no head for them."""
+    good = {kind.__name__: Predicting(lambda c, kind=kind: c.astype(kind))
+            for kind in (int, float, bool)}  # fmt: skip
+    bad = {
+        r"shape (1,) for 225 rows": lambda c: c[:1],
+        r"shape (225, 2) for 225 rows": lambda c: np.eye(2)[c],
+        "the head predicts 0.25, which is not a class": lambda c: 0 * c + 0.25,
+        "the head predicts nan, which is not a class": lambda c: c * np.nan,
+        "the head predicts -1, which is not a class": lambda c: c - 1,
+    }
+    heads = {**good, "pass a classifier": Ridge(), **{k: Predicting(f) for k, f in bad.items()}}
+    result = run(X, y, z, n_seeds=1, erasers=("none",), heads=heads)
+    reasons = {head: reason for _, head, reason in result.failures}
+    assert reasons.keys() == heads.keys() - good.keys()
+    assert all(text in reason for text, reason in reasons.items())
+    values = [result.values("worst_group", eraser="none", head=head) for head in good]
     assert values[0] == values[1] == values[2]
-
-
-def test_predicted_quantities_of_another_shape_are_a_row() -> None:
-    X, _, z = data()
-
-    class Wide(Ridge):  # type: ignore[misc]
-        def predict(self, X: Any) -> Any:
-            return np.stack([super().predict(X)] * 2, axis=1)
-
-    result = run(X, X[:, 1], z, erasers=("none",), heads={"ridge": Ridge(), "wide": Wide()})
-    ((_, head, reason),) = dict.fromkeys(result.failures)
-    assert head == "wide"
-    assert "shape (225, 2); the task has shape (225, 1)" in reason
+    wide = {"ridge": Ridge(), "wide": Predicting(lambda c: np.stack([c, c], axis=1), Ridge())}
+    result = run(X, X[:, 1], z, n_seeds=1, erasers=("none",), heads=wide)
+    ((_, head, reason),) = result.failures
+    assert (head, "shape (225, 2); the task has shape (225, 1)" in reason) == ("wide", True)
     assert result.mean("r2", eraser="none", head="ridge") > 0.9
 
 
@@ -328,10 +304,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"alphas": np.array(0.1)}, InputError, "alpha is array"),
     ({"alphas": (0.0,)}, InputError, "alpha 0"),
     ({"erasers": ("LACE",)}, InputError, "no eraser 'LACE'"),
-    ({"erasers": ("isotropic",)}, InputError, "no eraser"),
-    ({"erasers": ("LEACE*0.5",)}, InputError, "no eraser"),
-    ({"erasers": ("SAL+repair",)}, InputError, "no eraser"),
     ({"erasers": (eraser_of, eraser_of)}, InputError, "two erasers"),
+    ({"erasers": ()}, InputError, "erasers= is empty"),
     ({"erasers": {"": "LEACE"}}, InputError, "is reserved"),
     ({"erasers": {"alphas": "LEACE"}}, InputError, "is reserved"),
     ({"heads": ("tuned",)}, InputError, "no head 'tuned'"),
@@ -344,6 +318,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"select": "gap"}, InputError, "rule"),
     ({"n_seeds": 0}, InputError, "n_seeds"),
     ({"n_seeds": 2, "test": y == 0}, InputError, "n_seeds"),
+    ({"n_seeds": 1, "test": y > 2}, InputError, "no test rows"),
     ({"n_jobs": 0}, InputError, "n_jobs"),
     ({"sizes": (1, 1, 1)}, InputError, "association"),
     ({"aligned_class": 1}, InputError, "aligned_class"),
@@ -354,7 +329,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"metrics": {name: max}}, InputError, "custom metric is named")
         for name in ("rank", "accuracy", "probe_accuracy[z]", 3)
     ),
-    ({"test": ["sometimes"] * 900}, LabelError, "sometimes"),
+    ({"test": ["sometimes"] * 900, "n_seeds": 1}, LabelError, "sometimes"),
     ({"task": HALF}, LabelError, "the task has one value in all of its rows"),
     ({"concept": {"a": HALF}}, LabelError, "the concept 'a' has one value in all of its rows"),
     ({"task": 0 * z}, LabelError, "task has 1 class"),
@@ -378,11 +353,6 @@ def test_invalid_arguments_are_refused_before_anything_runs(
         ev.compare(**(arguments | change))
 
 
-def test_columns_of_a_task_of_which_one_is_constant_are_a_task() -> None:
-    columns = np.stack([np.full(900, 0.5), X[:, 0]], axis=1)
-    assert not run(X, columns, z, erasers=("LEACE",), n_seeds=1).failures
-
-
 def test_a_quantity_has_the_linear_probe_alone() -> None:
     concept = {"kind": z, "amount": X[:, 0] + X[:, 1]}
     with pytest.raises(InputError, match=r"'amount', has only the linear probe; pass leakage=\('l"):
@@ -396,6 +366,8 @@ def test_a_quantity_has_the_linear_probe_alone() -> None:
         for probe in ("probe", "bayes") for figure in ("accuracy", "auc", "chance")
     } | {"probe_r2[amount]", "probe_chance[amount]"}  # fmt: skip
     run(X, y, concept, leakage=(), n_seeds=1, erasers=("none",))  # none is no wrong one
+    columns = np.stack([np.full(900, 0.5), X[:, 0]], axis=1)  # of a task one may be constant
+    assert not run(X, columns, z, erasers=("LEACE",), n_seeds=1).failures
 
 
 def test_a_frame_of_concepts_is_a_mapping_of_its_columns() -> None:
@@ -452,13 +424,6 @@ def test_a_worst_group_that_chance_lowers_is_noted() -> None:
             assert 0.5 * bound < 0.5 - minima.mean() < bound
 
 
-def test_rows_without_a_label_are_left_out() -> None:  # case 9
-    missing = [None if i < 40 else int(v) for i, v in enumerate(z)]
-    with pytest.warns(SplinceWarning, match="40 of 900 rows lack a label"):
-        result = run(X, y, missing, n_seeds=1)
-    assert sum(result.records[0].sizes) == 860
-
-
 def test_rows_that_occur_twice_are_counted() -> None:  # case 12
     X, y, z = data(300)
     with pytest.warns(SplinceWarning, match="test rows of a split equal training rows"):
@@ -467,25 +432,19 @@ def test_rows_that_occur_twice_are_counted() -> None:  # case 12
     run(np.r_[X, X], np.r_[y, y], np.r_[z, z], n_seeds=1, groups=groups)
 
 
-@pytest.mark.parametrize("form", ["float16", "float32", "fortran", "strided", "memmap", "path"])
-def test_the_form_of_the_rows_changes_no_figure(form: str, tmp_path: Path) -> None:  # case 13
-    rows = X.astype(np.float16).astype(np.float64)
-    expected = run(rows, y, z, n_seeds=1)
-    path = tmp_path / "X.npy"
-    np.save(path, rows)
-    given: Any = {
-        "float16": lambda: rows.astype(np.float16),
-        "float32": lambda: rows.astype(np.float32),
-        "fortran": lambda: np.asfortranarray(rows),
-        "strided": lambda: np.repeat(rows, 2, axis=0)[::2],
-        "memmap": lambda: np.load(path, mmap_mode="r"),
-        "path": lambda: path,
-    }[form]()
-    found = run(given, y, z, n_seeds=1, n_jobs=2 if form == "memmap" else 1)
-    for metric in ("accuracy", "distortion"):
-        assert found.mean(metric, eraser="SPLINCE") == pytest.approx(
-            expected.mean(metric, eraser="SPLINCE"), rel=1e-9
-        )
+def test_a_map_a_file_and_a_source_are_rows(tmp_path: Path, pa: Any, pq: Any) -> None:  # case 13
+    X, y, z = data(400)
+    options: dict[str, Any] = {"n_seeds": 1, "erasers": ("SPLINCE",), "leakage": ()}
+    expected = [r.values for r in run(X, y, z, **options).records]
+    path, table = tmp_path / "X.npy", tmp_path / "rows.parquet"
+    np.save(path, X)
+    pq.write_table(pa.table({"vectors": list(X)}), table)
+    for rows, n_jobs in (
+        (path, 1), (np.load(path, mmap_mode="r"), 2), (sf.sources.from_parquet(table, "vectors"), 1)
+    ):  # fmt: skip
+        assert [r.values for r in run(rows, y, z, n_jobs=n_jobs, **options).records] == expected
+    with pytest.raises(InputError, match="from_parquet"):
+        run(table, y, z, **options)
 
 
 def test_changes_of_a_copy_on_write_map_reach_every_process(tmp_path: Path) -> None:
@@ -500,27 +459,19 @@ def test_changes_of_a_copy_on_write_map_reach_every_process(tmp_path: Path) -> N
 
 
 def test_a_large_map_is_not_copied_whole(tmp_path: Path) -> None:  # case 13
-    # Scaled: the peak of what Python allocates is that of the rows of one job in float64, plus
-    # the solver's scores; the file is several times as large.
-    import tracemalloc
-
+    """The peak is that of the rows of one job in float64, and of the solver's scores."""
     rng = np.random.default_rng(0)
-    n, d = 60_000, 64
+    n, d, sizes = 60_000, 64, (3000, 600, 1000)
     X = np.lib.format.open_memmap(tmp_path / "X.npy", "w+", np.float32, (n, d))
     y, z = rng.integers(0, 2, n), rng.integers(0, 2, n)
     X[:] = rng.normal(size=(n, d))
     X.flush()
-    sizes = (3000, 600, 1000)
     tracemalloc.start()
-    ev.compare(
-        tmp_path / "X.npy", task=y, concept=z, association=(0.8,), sizes=sizes, n_seeds=1,
-        alphas=(0.1,), progress=False,
-    )  # fmt: skip
+    run(tmp_path / "X.npy", y, z, association=(0.8,), sizes=sizes, n_seeds=1, alphas=(0.1,))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    rows_of_job = sum(sizes) * d * 8
     labels = 12 * n * 8
-    assert peak < 4 * rows_of_job + labels + (1 << 24)
+    assert peak < 4 * sum(sizes) * d * 8 + labels + (1 << 24)
     assert peak < X.nbytes * 2
 
 
@@ -532,7 +483,6 @@ def test_labels_of_any_kind_give_the_same_numbers(
     expected = [list(r.values.values()) for r in run(X, y, z, **options).records]
     names, declared = np.array(["a", "b"]), ["a", "b", "neither"]  # no row has the last class
     for task, concept in (
-        (names[y], names[z]),
         (y.astype(bool), pd.Series(names[z], dtype="category")),
         (pl.Series(names[y]), z.tolist()),
         (pd.Categorical(names[y], declared), pd.Categorical(names[z], declared)),
@@ -613,14 +563,3 @@ def test_moments_hold_the_task_beside_a_concept_of_that_name() -> None:
         assert result.mean(metric, eraser="mine") == pytest.approx(
             result.mean(metric, eraser="SPLINCE"), abs=1e-12
         )
-
-
-def test_a_parquet_file_is_read_by_its_source(tmp_path: Path, pa: Any, pq: Any) -> None:
-    X, y, z = data(400)
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"vectors": list(X)}), path)
-    options: dict[str, Any] = {"n_seeds": 1, "erasers": ("none",), "leakage": ()}
-    with pytest.raises(InputError, match="from_parquet"):
-        run(path, y, z, **options)
-    found = run(sf.sources.from_parquet(path, "vectors"), y, z, **options)
-    assert [r.values for r in found.records] == [r.values for r in run(X, y, z, **options).records]

@@ -48,41 +48,24 @@ def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_
     assert result.mean("residual", eraser="none") == pytest.approx(1.0)
 
 
-def test_baselines_draw_validation_rows_where_the_split_has_none() -> None:
-    erasers = {"INLP": "INLP", "RLACE": RLACE(max_steps=100)}
+def test_erasers_by_name_and_as_estimators() -> None:
+    """A split without validation rows: the baselines draw their own."""
+    quick = RLACE(max_steps=300, check_every=100)
+    erasers = {"INLP": "INLP", "one": INLP(max_rank=1), "R-LACE": quick, "A": sf.SPLINCE(),
+               "SPLINCE": "SPLINCE", "LEACE": "LEACE"}  # fmt: skip
     result = run(X, y, z, erasers=erasers, association=0.7, sizes=(300, 0, 100))
     assert not result.failures
     assert result.mean("rank", eraser="INLP") > 0
-
-
-def test_baselines_as_names_and_as_estimators_with_parameters() -> None:
-    quick = RLACE(max_steps=300, check_every=100)
-    result = run(X, y, z, erasers={"one": INLP(max_rank=1), "R-LACE": quick, "LEACE": "LEACE"})
-    assert not result.failures
-    assert result.mean("rank", eraser="one") == 1
-    assert result.mean("rank", eraser="R-LACE") == 1
     for eraser in ("one", "R-LACE"):
+        assert result.mean("rank", eraser=eraser) == 1
         assert result.mean("residual", eraser=eraser) > 1e-6
     assert result.mean("residual", eraser="LEACE") < 1e-9  # control: a guarded eraser
     assert quick.random_state is None  # the caller's own object is left alone
-
-
-def test_the_package_s_estimators_equal_its_names() -> None:
-    result = run(*data(), erasers={"A": sf.SPLINCE(), "B": "SPLINCE", "C": sf.LEACE()})
     for metric in ("accuracy", "probe_auc", "distortion", "kept_covariance"):
-        a, b, c = (result.mean(metric, eraser=e) for e in "ABC")
+        a, b, c = (result.mean(metric, eraser=e) for e in ("A", "SPLINCE", "LEACE"))
         assert a == pytest.approx(b, rel=1e-9)
         if metric == "distortion":
             assert a != pytest.approx(c, rel=1e-6)  # control
-
-
-def test_an_infeasible_task_may_be_dropped() -> None:  # case 6
-    X, y, _ = data()
-    dropped = sf.SPLINCE(on_infeasible="drop")
-    result = run(X, y, y.copy(), erasers={"none": "none", "SPLINCE": dropped, "LEACE": "LEACE"})
-    assert not result.failures
-    assert result.mean("kept_covariance", eraser="SPLINCE") < 1e-12
-    assert any("SPLINCE" in note for note in result.notes)
 
 
 # -- functions and transformers ---------------------------------------------------------------
@@ -194,7 +177,6 @@ class Narrow(StandardScaler):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("eraser", "text"),
     [
-        (lambda X, labels: None, "returned NoneType; it must return a map of rows"),
         (lambda X, labels: X, "returned ndarray; it must return a map of rows"),
         (lambda X, labels: lambda rows: rows[:, :3], r"shape \(585, 3\) for \(585, 6\)"),
         (lambda X, labels: lambda rows: rows * np.nan, "the erased rows contains NaN"),
@@ -254,32 +236,17 @@ def test_what_depends_on_an_object_of_the_caller_is_computed_in_every_run(tmp_pa
             )
 
 
-# -- rows -------------------------------------------------------------------------------------
-
-
-def test_tensors_are_rows_and_labels(torch: Any) -> None:
-    expected = run(X.astype(np.float32), y, z, association=0.8, aligned_class=1)
-    given = torch.tensor(X, dtype=torch.float32, requires_grad=True)
-    found = run(given, torch.tensor(y), torch.tensor(z), association=0.8, aligned_class=1)
-    assert [r.values for r in found.records] == [r.values for r in expected.records]
-    half = torch.tensor(X).to(torch.bfloat16)
-    assert not run(half, y, z, n_jobs=2).failures
-
-
 # -- levels and folds -------------------------------------------------------------------------
 
 
 def test_at_p_0_and_1_task_and_concept_are_one_variable() -> None:  # case 7
-    sizes = (100, 40, 100)
+    options: dict[str, Any] = {"aligned_class": 1, "sizes": (100, 40, 100)}
     for p, same in ((0.0, False), (1.0, True)):
-        split = ev.spurious_split(y, z, p=p, sizes=sizes, aligned_class=1)
+        split = ev.spurious_split(y, z, p=p, **options)
         assert ((y[split.train] == z[split.train]) == same).all()
-        result = run(
-            X, y, z, association=p, aligned_class=1, sizes=sizes, erasers=("none", "LEACE")
-        )
+        result = run(X, y, z, association=p, erasers=("none", "LEACE"), **options)
         assert not result.failures
-        # Concept and task are one variable, so that LEACE takes all of the task.
-        assert result.mean("kept_covariance", eraser="LEACE") < 1e-12
+        assert result.mean("kept_covariance", eraser="LEACE") < 1e-12  # it takes all of the task
 
 
 def test_folds_without_a_class_are_left_out_and_without_any_fold_it_is_an_error() -> None:  # case 4

@@ -97,7 +97,7 @@ def test_a_probe_of_the_caller_is_a_metric_of_each_concept() -> None:
     for key, label in (("gauss_accuracy[a]", "gauss acc [a]"), ("probe_auc[b]", "probe AUC [b]")):
         assert result.metric(key).label == label
         assert result.metric(key).lower_is_better is True
-        assert result.head_of(key) == ""
+        assert result._head_of(key) == ""
 
 
 def test_a_quantity_is_probed_by_r2_which_may_be_negative() -> None:  # case 15
@@ -132,13 +132,19 @@ def test_r2_is_relative_to_the_mean_of_the_training_rows() -> None:
 
 def test_rows_that_allow_no_probe_give_the_reason() -> None:  # case 3
     X = np.random.default_rng(0).normal(size=(20, 3))
-    found = ev.leakage(X, np.zeros(20, int))
-    assert found.probes == ()
-    assert "1 class" in found.reason
-    few = ev.leakage(X, np.r_[np.zeros(17), np.ones(3)].astype(int))
-    assert "3 held-out rows" in few.reason
-    grouped = ev.leakage(X, X[:, 0], probes=("linear",), groups=np.arange(20) % 3)
-    assert "fewer groups than the 5 folds" in grouped.reason
+    for z, groups, text in (
+        (np.zeros(20, int), None, "1 class"),
+        (np.full(20, 0.5), None, "1 class, or value"),
+        (np.repeat([0, 1], [17, 3]), None, "3 held-out rows"),
+        (X[:, 0], np.arange(20) % 3, "fewer groups than the 5 folds"),
+        (np.arange(20) // 10, np.arange(20) // 10, "fewer groups than the 5 folds"),
+        (np.arange(20) // 19, np.arange(20), "no fold has all classes"),
+    ):
+        found = ev.leakage(X, z, groups=groups)
+        assert found.probes == ()
+        assert text in found.reason
+    nine = np.arange(20) < 9
+    assert "4 held-out rows" in ev.leakage(X[nine], X[nine, 0]).reason
 
 
 @pytest.mark.parametrize("constant", [0.5, 0.1])

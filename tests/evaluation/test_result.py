@@ -1,21 +1,26 @@
-"""A comparison (`result.py`, `measurements.py`, `tables.py`): tables, frames, files, verdicts."""
+"""A comparison (`result.py`, `records.py` and the views): tables, figures, report, files."""
 
 from __future__ import annotations
 
 import dataclasses
+import html
+import json
 import math
 import re
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from comparisons import changed, data, edited, run
+from comparisons import FAILED, changed, data, edited, run
 
-from splince_fast.evaluation import Comparison, statistics
-from splince_fast.evaluation.records import CellCount
-from splince_fast.exceptions import InputError
+from splince_fast import evaluation as ev
+from splince_fast.evaluation import Comparison, figures, report_html, statistics
+from splince_fast.evaluation.records import CellCount, PartLabels
+from splince_fast.exceptions import FileFormatError, InputError
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +30,46 @@ def result() -> Comparison:
     return run(X, task, concept, association=(0.5, 0.9), aligned_class=1, n_seeds=3)
 
 
-def test_print_fits_a_hundred_columns_and_names_everything(result: Comparison) -> None:
-    text = str(result)
+class Reader(HTMLParser):
+    """Collects tags that stay open, links to the outside, ids and text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.outside: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in ("meta", "link", "br", "img", "input", "hr"):
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#"):
+                self.outside.append(value)
+            if name == "id":
+                self.ids.append(value)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+# -- text, values and frames ----------------------------------------------------------------------
+
+
+def test_text_and_notebooks_name_everything(result: Comparison) -> None:
+    text, page = str(result), result._repr_html_()
     assert max(map(len, text.splitlines())) <= 100
-    for word in ("SPLINCE", "retrained", "frozen", "p = 0.9", "kept cov", "±"):
+    for word in ("SPLINCE", "retrained", "frozen", "p = 0.9", "kept cov", "±",
+                 "3 resamplings of this data set"):  # fmt: skip
         assert word in text
-    assert "3 resamplings of this data set" in text
+        assert word in Reader(page).text
+    assert page.count("<table") == page.count("<caption style=") > 1
+    assert "text-align:right" in result.table("accuracy")._repr_html_()
 
 
 def test_a_note_is_shown_once_for_all_seeds(result: Comparison) -> None:
@@ -49,100 +88,98 @@ def test_intervals_are_those_of_the_seeds(result: Comparison) -> None:
     point = result.values("accuracy", eraser="SAL", alpha=0.001)
     assert len(point) == 3
     assert result.values("accuracy", eraser="SAL", alpha=np.float32(0.001)) == point
-    with pytest.raises(InputError, match="the alphas are"):
-        result.values("accuracy", eraser="SAL", alpha=0.5)
 
 
-def test_a_star_needs_the_test(result: Comparison) -> None:
-    best = result.verdict("probe_accuracy").leaders
-    assert best[0] != "none"
-    assert "none" not in best
-    assert len(best) == 3  # the three erasers cannot be told from each other
-    text = str(result.differences("probe_accuracy", reference="none"))
-    assert text.count("*") == 3
+def test_unknown_names_list_those_that_exist(result: Comparison) -> None:
+    for match, call in {
+        "the alphas are": lambda: result.values("accuracy", eraser="SAL", alpha=0.5),
+        "association, trade-off": lambda: result.plot("pie"),
+        "accuracy": lambda: result.mean("precision", eraser="SAL"),
+        "'LEACE'": lambda: result.mean("accuracy", eraser="LACE"),
+        "the heads are": lambda: result.mean("accuracy", eraser="SAL", head="tuned"),
+        "level": lambda: result.mean("accuracy", eraser="SAL", p=0.7),
+        "backend": lambda: result.to_frame("excel"),
+    }.items():
+        with pytest.raises(InputError, match=match):
+            call()
 
 
-def test_the_long_form_is_complete(result: Comparison) -> None:
-    pytest.importorskip("pandas")
+def test_the_long_form_is_complete(result: Comparison, pd: Any) -> None:
     frame = result.to_frame()
-    assert list(frame.columns) == [
-        "seed", "p", "eraser", "head", "alpha", "metric", "value", "n", "reason"
-    ]  # fmt: skip
-    chosen = frame[
-        (frame.metric == "worst_group") & (frame.eraser == "LEACE") & (frame["head"] == "frozen")
-        & (frame.p == 0.9)
-    ]  # fmt: skip
-    assert chosen.value.mean() == pytest.approx(
-        result.mean("worst_group", eraser="LEACE", head="frozen")
-    )
-    path = frame[(frame["head"] == "alphas") & (frame.metric == "accuracy")]
-    assert len(path) == 3 * 2 * 4 * 2
-    with pytest.raises(InputError, match="backend"):
-        result.to_frame("excel")
+    names = ["seed", "p", "eraser", "head", "alpha", "metric", "value", "n", "reason"]
+    assert list(frame.columns) == names
+    where = "metric == 'worst_group' and eraser == 'LEACE' and head == 'frozen' and p == 0.9"
+    expected = result.mean("worst_group", eraser="LEACE", head="frozen")
+    assert frame.query(where).value.mean() == pytest.approx(expected)
+    assert len(frame.query("head == 'alphas' and metric == 'accuracy'")) == 3 * 2 * 4 * 2
 
 
-@pytest.mark.parametrize("kind", ["association", "trade-off"])
-def test_every_figure_is_drawn_from_the_result(result: Comparison, kind: str) -> None:
-    pytest.importorskip("matplotlib")
-    axes = result.plot(kind).axes[0]
-    assert axes.get_title(loc="left")
-    assert axes.figure.legends
-    if kind == "association":
-        lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-        for eraser in result.context.erasers:
-            expected = [result.mean("worst_group", eraser=eraser, p=p) for p in (0.5, 0.9)]
-            assert list(lines[eraser]) == pytest.approx(expected)
+# -- files ----------------------------------------------------------------------------------------
 
 
-def test_unknown_names_list_what_there_is(result: Comparison) -> None:
-    with pytest.raises(InputError, match="association, trade-off"):
-        result.plot("pie")
-    with pytest.raises(InputError, match="accuracy"):
-        result.mean("precision", eraser="SAL")
-    with pytest.raises(InputError, match="'LEACE'"):
-        result.mean("accuracy", eraser="LACE")
-    with pytest.raises(InputError, match="level"):
-        result.mean("accuracy", eraser="SAL", p=0.7)
+@pytest.mark.parametrize(
+    "change",
+    [{"sizes": [1, 2]}, {"cells": [[1, 2]]}, {"surprise": 1}, {"path": [[1]]}, {"notes": None}],
+)
+def test_other_records_are_refused(
+    result: Comparison, change: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "result.json"
+    result.save(path)
+    content = json.loads(path.read_text())
+    content["records"][0] |= change
+    moments = b'{"kind": "moments", "format": 1}'
+    for text in (json.dumps(content).encode(), b"{}", b"[]", b"\xff\xfe", moments,
+                 path.read_bytes()[:-20]):  # fmt: skip
+        path.write_bytes(text)
+        with pytest.raises(FileFormatError, match="is not a comparison of this version"):
+            Comparison.load(path)
 
 
-class Reader(HTMLParser):
-    """Collects tags that stay open, links to the outside, and text."""
-
-    VOID = ("meta", "link", "br", "img", "input", "hr")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.outside: list[str] = []
-        self.ids: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        if tag not in self.VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#"):
-                self.outside.append(value)
-            if name == "id":
-                self.ids.append(value)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, tag
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
+def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
+    """With the labels of a split of one's own, and with the direction of a custom metric."""
+    X, y, z = data(300)
+    part = np.arange(300) % 3 == 0
+    error = ev.Metric(lambda a, b: np.mean(a != b), lower_is_better=True, label="error rate")
+    result = run(X, y, z, n_seeds=1, test=part, groups=np.arange(300), metrics={"error": error})
+    assert result.context.test_labels is not None
+    assert np.array_equal(result.context.test_labels.task, y[part])
+    result.save(tmp_path / "result.json")
+    loaded = Comparison.load(tmp_path / "result.json")
+    assert loaded.context == result.context
+    assert loaded.records == result.records
+    assert str(loaded) == str(result)
+    metric = loaded.metric("error")
+    assert metric == result.metric("error")
+    assert (metric.label, metric.lower_is_better) == ("error rate", True)
+    assert result.context.test_labels != PartLabels(y[part], None, None)  # control
 
 
-def test_the_report_stands_alone(result: Comparison, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("jinja2")
+# -- figures and the report -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawing() -> None:
+    for name in ("matplotlib", "jinja2"):
+        pytest.importorskip(name)
+
+
+def test_figures_are_drawn_from_the_result(result: Comparison, drawing: None) -> None:
+    for kind in ("trade-off", "association"):
+        axes = result.plot(kind).axes[0]
+        assert axes.get_title(loc="left")
+        assert axes.figure.legends
+    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    for eraser in result.context.erasers:
+        expected = [result.mean("worst_group", eraser=eraser, p=p) for p in (0.5, 0.9)]
+        assert list(lines[eraser]) == pytest.approx(expected)
+
+
+def test_the_report_stands_alone(result: Comparison, tmp_path: Path, drawing: None) -> None:
     path = result.to_html(tmp_path / "report.html")
     page = path.read_text(encoding="utf-8")
     assert path.stat().st_size < 1_000_000
-    reader = Reader()
-    reader.feed(page)
-    assert reader.open == []
+    reader = Reader(page)
     assert reader.outside == []
     assert len(set(reader.ids)) == len(reader.ids)
     assert not re.search(r"(https?:)?//\w+\.", page)
@@ -150,26 +187,61 @@ def test_the_report_stands_alone(result: Comparison, tmp_path: Path) -> None:
     folded = page.index("<details")
     assert page.index("<p>") < folded < page.index("<svg")
     assert page[:folded].count("<p>") == 3
-    text = " ".join(reader.text)
     for word in ("SPLINCE", "data fingerprint", "How to cite", "splince_fast"):
-        assert word in text
+        assert word in reader.text
     assert "<yes>" not in page  # names of classes are escaped
     assert result.to_html(tmp_path / "again.html").read_text() == page  # and reproducible
 
 
-def test_notebooks_get_tables(result: Comparison) -> None:
-    reader = Reader()
-    page = result._repr_html_()
-    reader.feed(page)
-    assert reader.open == []
-    shown = "".join(reader.text)
-    for word in ("SPLINCE", "resamplings of this data set"):
-        assert word in shown
-    assert page.count("<table") == page.count("<caption style=") > 1
-    assert "text-align:right" in result.table("accuracy")._repr_html_()
+def test_labels_are_text_in_reports_and_figures(tmp_path: Path, drawing: None) -> None:
+    X, y, z = data(400)
+    task = np.array(["$\\frac", "b$"], dtype=object)[y].tolist()
+    concept = ["\udc80lone" if k else "bell\x07" for k in z]
+    result = run(
+        X, task, {"$c\x01$ <b>": concept}, n_seeds=3,
+        erasers={"$\\sqrt$": "LEACE", "plain": "none"}, association=(0.5, 0.8),
+        aligned_class="bell\x07",
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # glyphs that the font lacks
+        text = result.to_html(tmp_path / "report.html").read_text(encoding="utf-8")
+        for kind in figures.available(result):
+            result.plot(kind).savefig(tmp_path / f"{kind}.png")  # ticks are made here
+    for shown in ("b$", "$\\sqrt$", "\\udc80lone", "bell\\x07", "$c\\x01$"):
+        assert html.escape(shown) in text
+    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    for drawing_text in drawings:
+        ElementTree.fromstring(drawing_text)  # well-formed
+    assert "mathdefault" not in "".join(drawings)
+    assert "$\\sqrt$" in "".join(drawings)
 
 
-# -- verdicts ---------------------------------------------------------------------------------
+def test_a_report_has_the_figures_that_have_values(drawing: None) -> None:
+    X, y, z = data(300)
+    plain = run(X, y, z)
+    assert figures.available(plain) == ["trade-off"]
+    for failed, left in ((("retrained",), True), (("retrained", "frozen"), False)):
+        result = edited(plain, lambda r, failed=failed: FAILED if r.head in failed else {})
+        page = report_html.render(result)
+        assert ("aria-label='figure: trade-off'" in page) is left
+        assert "Failures (" in page
+    quantities = run(X, X[:, 1] + X[:, 2], X[:, 0] ** 3, erasers=("none", "LEACE"))
+    axes = quantities.plot("trade-off").axes[0]
+    assert axes.get_xlabel() == "R2 (better to the right)"
+    assert axes.get_ylabel() == "probe R2 (better below)"
+    with pytest.raises(InputError, match="natural split"):
+        quantities.plot("association")
+    with pytest.raises(InputError, match="has no probes"):
+        run(X, y, z, n_seeds=1, leakage=()).plot("trade-off")
+
+
+# -- verdicts -------------------------------------------------------------------------------------
+
+
+def test_a_star_needs_the_test(result: Comparison) -> None:
+    best = result.verdict("probe_accuracy").leaders
+    assert set(best) == {"SAL", "LEACE", "SPLINCE"}  # they cannot be told from each other
+    assert str(result.differences("probe_accuracy", reference="none")).count("*") == 3
 
 
 def test_an_eraser_that_failed_at_some_seeds_is_compared_over_those_of_all() -> None:
@@ -180,8 +252,7 @@ def test_an_eraser_that_failed_at_some_seeds_is_compared_over_those_of_all() -> 
                            "none": {s: 0.2 for s in range(6)}})  # fmt: skip
     assert part.mean("worst_group", eraser="LEACE") > part.mean("worst_group", eraser="SAL")
     found = part.verdict("worst_group")
-    assert found.order == ("SAL", "LEACE", "none")  # over seeds 0, 1, 2
-    assert found.n_seeds == 3
+    assert (found.order, found.n_seeds) == (("SAL", "LEACE", "none"), 3)  # over seeds 0, 1, 2
     assert "LEACE 3/6" in str(part)
     assert "k/6: k of 6 seeds have values" in str(part)
     assert "3/6" in str(part.table("worst_group"))
@@ -189,8 +260,7 @@ def test_an_eraser_that_failed_at_some_seeds_is_compared_over_those_of_all() -> 
     over = "Order over the 3 seeds at which all erasers have values."
     assert over in part.decision().reasons
     assert over not in plain.decision().reasons
-    apart = changed(plain, {"SAL": good, "LEACE": bad})
-    assert apart.verdict("worst_group").leaders == ()
+    assert changed(plain, {"SAL": good, "LEACE": bad}).verdict("worst_group").leaders == ()
 
 
 def test_a_confirmed_leader_is_starred_and_a_tie_is_a_tie(result: Comparison) -> None:
@@ -198,8 +268,8 @@ def test_a_confirmed_leader_is_starred_and_a_tie_is_a_tie(result: Comparison) ->
     noise = {e: 0.01 * rng.normal(size=3) for e in result.context.erasers}
     level = {"SAL": 0.9, "none": 0.1, "LEACE": 0.1, "SPLINCE": 0.1}
     ahead = changed(result, {e: {s: level[e] + noise[e][s] for s in range(3)} for e in level})
-    assert ahead.verdict("worst_group").leaders == ("SAL",)
-    assert ahead.verdict("worst_group").confirmed == "SAL"
+    found = ahead.verdict("worst_group")
+    assert (found.leaders, found.confirmed) == (("SAL",), "SAL")
     assert ahead.decision().outcome == "decided"
     assert "Use SAL: its worst group is .9" in ahead.decision().sentence
     assert ahead.decision().sentence.endswith("each difference is significant.")
@@ -227,7 +297,7 @@ def test_of_erasers_with_one_mean_the_least_change_is_taken() -> None:
         found.decision(p=0.9)
 
 
-# -- worst groups -----------------------------------------------------------------------------
+# -- worst groups ---------------------------------------------------------------------------------
 
 
 def test_the_worst_group_has_its_cell_and_its_rows(result: Comparison) -> None:
@@ -240,16 +310,13 @@ def test_the_worst_group_has_its_cell_and_its_rows(result: Comparison) -> None:
             assert cell.low <= value <= cell.high
             assert cell.cell in result.context.cells
             assert cell.n == result.sizes[seed, 0.9][2] // 4
-    n = cells[0].n
-    assert n >= 20
-    assert f"(n = {n})" in str(result)
+    assert cells[0].n >= 20
+    assert f"(n = {cells[0].n})" in str(result)
     assert "not reliable" not in str(result)
-
-
-def test_of_equally_bad_cells_the_one_with_most_rows_is_named(result: Comparison) -> None:
-    cells = (CellCount(0, 5, 0), CellCount(1, 40, 0), CellCount(2, 50, 30))
+    # Of equally bad cells, the one with most rows is named.
+    counts = (CellCount(0, 5, 0), CellCount(1, 40, 0), CellCount(2, 50, 30))
     zero = {"worst_group": 0.0}
-    same = edited(result, lambda r: {"cells": cells, "values": r.values | zero} if r.cells else {})
+    same = edited(result, lambda r: {"cells": counts, "values": r.values | zero} if r.cells else {})
     found = same.worst_cells(eraser="SAL")
     assert {(c.cell, c.n) for c in found.values()} == {(result.context.cells[1], 40)}
 
@@ -263,8 +330,7 @@ def test_the_test_takes_the_sizes_of_its_level() -> None:
     values = [pairs[0][s] - pairs[1][s] for s in pairs[0]]
     sizes = [size for (_, p), size in result.sizes.items() if p == 0.9]
     ratio = np.mean([test / train for train, _, test in sizes])
-    expected = statistics.corrected_t(values, float(ratio))
-    assert (row.t, row.p) == pytest.approx(expected[:2])
+    assert (row.t, row.p) == pytest.approx(statistics.corrected_t(values, float(ratio))[:2])
     first = result.context.sizes
     assert first[2] / first[0] != pytest.approx(ratio, rel=1e-3)  # control
 
@@ -288,15 +354,12 @@ def test_differences_are_resolved_by_the_rows_that_decide_them(result: Compariso
         error = math.sqrt((1 / 3 + test / train) * 0.05 * 0.95 / rows)
         assert (row.method, row.how) == ("SAL", "corrected t")
         assert row.t == pytest.approx(-0.05 / error), metric
-    no_fraction = found.differences("probe_auc", reference="none")[0]
-    assert no_fraction.how == "no test"
+    assert found.differences("probe_auc", reference="none")[0].how == "no test"  # no fraction
 
 
 def test_cells_whose_names_would_collide_are_told_apart() -> None:
     X, y, z = data(400)
-    result = run(
-        X, [("a", "a · b")[k] for k in y], [("b · c", "c")[k] for k in z], n_seeds=1,
-        erasers=("none",),
-    )  # fmt: skip
-    assert len(set(result.context.cells)) == 4
-    assert "'a · b' · 'c'" in result.context.cells
+    task, concept = [("a", "a · b")[k] for k in y], [("b · c", "c")[k] for k in z]
+    cells = run(X, task, concept, n_seeds=1, erasers=("none",)).context.cells
+    assert len(set(cells)) == 4
+    assert "'a · b' · 'c'" in cells

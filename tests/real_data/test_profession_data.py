@@ -195,34 +195,6 @@ def test_tables_changed_in_any_character_are_refused(
     shutil.rmtree(folder)
 
 
-def test_arrays_of_another_shape_or_without_a_head_are_refused(tmp_path: Path) -> None:
-    folder = _copy(tmp_path / "copy")
-    path = folder / professions.ARRAYS
-    tensors, metadata = files.read(path, professions.KIND, 1)
-    short = {**tensors, "activations": tensors["activations"][:-1]}
-    files.write(path, professions.KIND, 1, short, metadata)
-    with pytest.raises(FileFormatError, match="shape"):
-        professions.load(folder)
-    files.write(path, professions.KIND, 1, {"activations": tensors["activations"]}, metadata)
-    with pytest.raises(FileFormatError, match="incomplete"):
-        professions.load(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        (professions.TEMPLATES, "The noun slept because\n", "exactly once"),
-        (professions.NOUNS, "noun,kind,family,stereotype\nking,role,king,0\n", "factual"),
-        (professions.NOUNS, "noun,kind,family,stereotype,factual\na,b,c,x,0\n", "x"),
-    ],
-)
-def test_illegible_tables_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
-    folder = _copy(tmp_path / "copy")
-    (folder / name).write_text(text, encoding="utf-8")
-    with pytest.raises(FileFormatError, match=message):
-        professions.load(folder)
-
-
 # --- the recipe --------------------------------------------------------------------------------
 
 
