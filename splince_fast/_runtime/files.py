@@ -169,39 +169,36 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
         raise FileFormatError(f"{target} is a folder; pass the path of a file")
     with open(target, "rb") as file:
         start = file.read(9)
+    if len(start) == 9 and start[8:] != b"{":  # the JSON header follows its length, 8 bytes
+        raise FileFormatError(f"{target} is not a safetensors file; {_WRITERS}")
+    metadata: Any = None
     try:
         header, tensors = _load(target)
-        is_ours = header.get("library") == _LIBRARY
-    except _UNREADABLE as error:
-        reason = f"cannot be read: {cause_text(error)}; {_DAMAGED}"
-        if len(start) == 9 and start[8:] != b"{":  # the JSON header follows its length, 8 bytes
-            reason = f"is not a safetensors file; {_WRITERS}"
-        raise FileFormatError(f"{target} {reason}") from error
-    found, version = header.get("kind"), header.get("format_version", "")
-    is_version = re.fullmatch("[1-9][0-9]{0,5}", version)
-    reason = ""
-    if not is_ours:
-        reason = f"was not written by {_LIBRARY}: its header does not say so; {_WRITERS}"
-    elif found != kind:
-        loader = _LOADERS.get(str(found), "the class that saved it")
-        reason = f"holds {found!r}, and {kind!r} was expected; load it with {loader}"
-    elif not is_version:
-        reason = f"has no valid format version ({version[:20]!r})"
-    elif int(version) > format_version:
-        reason = (
-            f"has format {version}, and this {_LIBRARY} ({library_version()}) reads up to "
-            f"{format_version}: upgrade to that which wrote it ({header.get('library_version')})"
-        )
-    elif header.get("sha256") != _digest(tensors, header.get("metadata", "")):
-        reason = f"does not match its checksum; {_DAMAGED}"
-    if reason:
-        raise FileFormatError(f"{target} {reason}")
-    try:
-        metadata = json.loads(header["metadata"], parse_float=_finite, parse_constant=_finite)
-    except (KeyError, ValueError, RecursionError) as error:
-        raise FileFormatError(f"{target} has no valid metadata: {error}") from error
+        found, version = header.get("kind"), header.get("format_version", "")
+        reason = "has metadata that are not a JSON object"
+        if header.get("library") != _LIBRARY:
+            reason = f"was not written by {_LIBRARY}: its header does not say so; {_WRITERS}"
+        elif found != kind:
+            loader = _LOADERS.get(str(found), "the class that saved it")
+            reason = f"holds {found!r}, and {kind!r} was expected; load it with {loader}"
+        elif not re.fullmatch("[1-9][0-9]{0,5}", version):
+            reason = f"has no valid format version ({version[:20]!r})"
+        elif int(version) > format_version:
+            reason = (
+                f"has format {version}, and this {_LIBRARY} ({library_version()}) reads up to "
+                f"{format_version}: upgrade to that which wrote it, {header['library_version']}"
+            )
+        elif header.get("sha256") != _digest(tensors, header.get("metadata", "")):
+            reason = f"does not match its checksum; {_DAMAGED}"
+        else:
+            text = header["metadata"]
+            metadata = json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except (*_UNREADABLE, RecursionError) as error:
+        raise FileFormatError(
+            f"{target} cannot be read: {cause_text(error)}; {_DAMAGED}"
+        ) from error
     if not isinstance(metadata, dict):
-        raise FileFormatError(f"{target} has metadata that are not a JSON object")
+        raise FileFormatError(f"{target} {reason}")
     return tensors, metadata
 
 

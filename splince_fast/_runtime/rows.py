@@ -411,8 +411,9 @@ def checked_names(
 
     Columns numbered 0, 1, ... are compared only with the same numbers in another order.
     """
-    names = feature_names(X, width)
-    if not first and len(column_names(X) or ()) == width:
+    columns = column_names(X)
+    names = None if columns is None else feature_names(X, width)
+    if not first and columns is not None and len(columns) == width:
         numbers = tuple(map(str, range(width)))
         current, earlier = names or numbers, expected or numbers
         if (names and expected) or set(current) == set(earlier):
