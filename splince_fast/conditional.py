@@ -227,16 +227,14 @@ class ConditionalEraser(Eraser):
         if hasattr(X, "map_blocks"):
             raise InputError("X is a dask array; erase its blocks one by one, each with its labels")
         if is_tensor(X):
-            if X.requires_grad:
+            if X.requires_grad or out is not None:
                 raise InputError(
-                    "X requires gradients, which this eraser does not compute; use X.detach()"
+                    "this eraser computes no gradients and writes to arrays only; pass X.detach(), "
+                    "and assign the result in place of out="
                 )
-            if out is not None:
-                raise InputError("out= is for arrays; assign the result to a tensor")
             from splince_fast._runtime.torch_rows import tensor_like
 
-            rows = torch_to_numpy(X)
-            return tensor_like(X, self(rows, labels, mask=mask, progress=progress))
+            return tensor_like(X, self(torch_to_numpy(X), labels, mask=mask, progress=progress))
         check_index(X, labels)
         rows, mask, out = rows_mask_and_out(X, self.n_features, self.feature_names, mask, out)
         selected = np.ones(rows.shape[:-1], bool) if mask is None else mask

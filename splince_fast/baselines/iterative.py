@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,8 +45,7 @@ _NUMBERS: dict[str, tuple[type[float] | type[int], str]] = {
 class ErasureReport:
     """Report of an iterative eraser: the rounds of the fit, and the remaining association.
 
-    The selection rows, on which probes are evaluated, are the validation rows, or the training rows
-    if the fit has no validation rows.
+    Probes are evaluated on the selection rows: the validation rows, or else the training rows.
     """
 
     method: str
@@ -95,8 +94,7 @@ class ClassRows:
         return float(np.bincount(self.codes, self.weight).max() / self.weight.sum())
 
 
-@dataclass(slots=True)
-class ErasureData:
+class ErasureData(NamedTuple):
     """Validated inputs of one fit."""
 
     train: ClassRows
@@ -105,8 +103,7 @@ class ErasureData:
     rng: np.random.Generator
 
 
-@dataclass(frozen=True, slots=True)
-class ErasureRun:
+class ErasureRun(NamedTuple):
     """Result of the rounds of an iterative eraser."""
 
     basis: Float  # (d, r), orthonormal basis of the r removed dimensions

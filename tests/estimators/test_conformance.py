@@ -84,15 +84,6 @@ def test_green_suite_that_ran_one_check(estimator: BaseEstimator) -> None:
         assert names.total() == 54 + takes_y + takes_sparse
 
 
-def test_the_parametrized_test_runs_all_of_them() -> None:
-    # Made anew: what scikit-learn 1.6 hands to pytest is a generator, spent on collection.
-    mark = parametrize_with_checks(ESTIMATORS)
-    assert mark.name == "parametrize"
-    assert len(list(mark.args[1])) == sum(check_names(e).total() for e in ESTIMATORS)
-    marks = [m.name for m in test_scikit_learn_conformance.pytestmark]
-    assert marks.count("parametrize") == 1
-
-
 def test_control_a_skip_tag_is_seen() -> None:
     class Skipping(LEACE):
         def __sklearn_tags__(self) -> Any:
