@@ -14,6 +14,7 @@ import reference
 from erasers import DTYPES, LAYOUTS, bound, draw_eraser, exact, layer_dtype, result_dtype, rows_like
 from hypothesis import given
 from hypothesis import strategies as st
+from naive_model import laid_out
 from problems import EPS, draw_data
 
 import splince_fast as sf
@@ -58,6 +59,13 @@ def test_every_dtype_and_layout(rank: int, dtype: str, layout: str) -> None:
     # Beyond float64 there are no more digits than the float64 inside has.
     error = np.abs((found.astype(np.longdouble) - exact(eraser, x)).astype(np.float64))
     assert (error <= bound(eraser, x, found)).all()
+    if layout not in ("read-only", "broadcast"):
+        out = laid_out(np.zeros_like(found), layout)
+        assert eraser(x, out=out) is out
+        np.testing.assert_array_equal(out, found)
+        if x.dtype == found.dtype:
+            assert eraser(x, out=x) is x
+            np.testing.assert_array_equal(x, found)
 
 
 @given(
