@@ -83,6 +83,8 @@ def test_passes_measure_what_they_never_increase(method: Any, what: Any, sparse:
         assert found[-1] <= min(found[-2], plain) * (1 + 1e-6)
         assert found[-1] >= least * (1 - 1e-6)
         assert (report.diagonal.passes, report.solver) == (passes, "refined")
+        assert report.distortion_leace is None
+        assert "(LEACE:" not in str(report) + report.explain()
         assert all(v.residual <= v.bound for v in report.variables)
         if passes == 1:
             assert report.diagonal.gain == pytest.approx(1 - found[1] / found[0], abs=1e-5)
