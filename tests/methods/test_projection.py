@@ -448,6 +448,7 @@ def assert_identical(a: sf.Projection, b: sf.Projection) -> None:
 
 def projections() -> list[sf.Projection]:
     data = draw_data(0, n=20, d=30, kz=2, ky=1)
+    clean = sf.Moments().update(sf.sal(data.moments(), erase="z")(data.x), {"y": data.y})
     with pytest.warns(NothingErasedWarning):
         nothing = sf.leace(sf.Moments().update(np.ones((4, 3)), {"z": [0, 1, 0, 1]}), erase="z")
     return [
@@ -459,6 +460,7 @@ def projections() -> list[sf.Projection]:
         nothing,
         fitted().scaled(0.3),
         draw_eraser(2).scaled(0),
+        sf.repair(clean, before=data.moments(), keep="y"),
     ]
 
 
@@ -469,7 +471,7 @@ def through_a_file(eraser: sf.Projection, folder: Path) -> sf.Projection:
     return sf.Projection.load(path)
 
 
-@pytest.mark.parametrize("i", range(8))
+@pytest.mark.parametrize("i", range(9))
 def test_files_give_back_every_bit(i: int, tmp_path: Path) -> None:
     """Pickles of every protocol and copies do, too."""
     eraser = projections()[i]
