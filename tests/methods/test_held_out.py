@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from problems import Float, ignored
 from sklearn.base import clone
 
 import splince_fast as sf
@@ -17,9 +17,14 @@ from splince_fast._runtime.rows import splitmix64
 from splince_fast._solve import factor as factors
 from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES
+from splince_fast.exceptions import (
+    ConstantVariableError,
+    InputError,
+    LabelError,
+    UnknownVariableError,
+    UnseenRowsWarning,
+)
 from splince_fast.moments import Folds
-
-Float = NDArray[np.float64]
 
 
 def data(n: int = 600, d: int = 8, seed: int = 0) -> tuple[Float, NDArray[Any], NDArray[Any]]:
@@ -50,33 +55,36 @@ def test_a_fit_factors_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factors, "dense", counted)
     x, y, z = data()
     fitted = sf.SPLINCE().fit(x, y, concept=z)
-    assert made == [x.shape[1]]
-    assert fitted.report_.held_out is None
-    made.clear()
+    assert (made, fitted.report_.held_out) == ([x.shape[1]], None)
     folds = two_folds(x, concept=z, task=y)
     sf.splince(folds, erase="concept", keep="task")  # control: two per fold, and one of all rows
-    assert made == [x.shape[1]] * 5
+    assert made == [x.shape[1]] * 6
 
 
 def test_groups_stay_in_one_fold() -> None:
     """Rows that come twice: unless twins stay together, no row of a fold is new to the other."""
     x, _, z = data(300, 60)
     twice = np.repeat(np.arange(300), 2)
-    eraser = sf.LEACE(shrinkage="cv")
-    apart = clone(eraser).fit(x[twice], concept=z[twice]).report_
-    together = clone(eraser).fit(x[twice], concept=z[twice], groups=twice).report_
-    names = clone(eraser).fit(x[twice], concept=z[twice], groups=[f"id {i}" for i in twice])
-    assert together.held_out.concept > 1.2 * apart.held_out.concept
+    x, z, eraser = x[twice], z[twice], sf.LEACE(shrinkage="cv")
+    apart, together, names, named = (
+        clone(eraser).fit(x, **arguments)
+        for arguments in (
+            {"concept": z}, {"concept": z, "groups": twice},
+            {"concept": z, "groups": [f"id {i}" for i in twice]},
+            {"concept": {"groups": z}, "groups": twice},
+        )
+    )  # fmt: skip
+    assert together.report_.held_out.concept > 1.2 * apart.report_.held_out.concept
     assert names.report_.held_out is not None
     assert "groups" not in names.moments_.variables
-    named = clone(eraser).fit(x[twice], concept={"groups": z[twice]}, groups=twice)
     assert list(named.moments_.variables) == ["groups"]
-    with pytest.raises(sf.exceptions.LabelError, match="groups"):
-        eraser.fit(x, concept=z, groups=np.linspace(0, 1, len(x)))
-    with pytest.raises(sf.exceptions.InputError, match="groups has 5 rows"):
-        eraser.fit(x, concept=z, groups=twice[:5])
-    with pytest.raises(sf.exceptions.InputError, match="leave groups out"):  # there are no folds
-        sf.LEACE().fit(x, concept=z, groups=z)
+    for estimator, groups, error, text in (
+        (eraser, np.linspace(0, 1, 600), LabelError, "groups"),
+        (eraser, twice[:5], InputError, "groups has 5 rows"),
+        (sf.LEACE(), z, InputError, "leave groups out"),  # there are no folds
+    ):
+        with pytest.raises(error, match=text):
+            estimator.fit(x, concept=z, groups=groups)
 
 
 def test_a_fold_without_the_concept_is_no_error() -> None:
@@ -85,9 +93,8 @@ def test_a_fold_without_the_concept_is_no_error() -> None:
     z[0] = 1  # one row, which lies in one of the folds
     x[0] += 5
     report = sf.leace(two_folds(x, concept=z), erase="concept").report
-    assert report is not None
     assert (report.held_out, report.rank) == (None, 1)
-    with pytest.raises(sf.exceptions.ConstantVariableError) as caught:
+    with pytest.raises(ConstantVariableError) as caught:
         sf.LEACE(shrinkage="cv").fit(x, concept=z)
     assert any("folds" in note for note in caught.value.__notes__)
 
@@ -112,7 +119,7 @@ def test_methods_take_folds(method: str, count: int) -> None:
     assert sf.Report.from_dict(report.to_dict()) == report == cross.eraser.report
     assert len(str(cross).splitlines()) == 2 + count
     assert [fold["n_rows"] for fold in cross.to_dict()["folds"]] == [f.n_rows for f in folds]
-    with pytest.raises(sf.exceptions.UnknownVariableError):
+    with pytest.raises(UnknownVariableError):
         getattr(sf, method)(folds, erase="no such", **keep)
 
 
@@ -127,22 +134,20 @@ def weak(n: int = 600, d: int = 30) -> tuple[Float, NDArray[Any]]:
     return x, z
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.UnseenRowsWarning")
+@ignored("UnseenRowsWarning")
 def test_cross_validated_shrinkage_is_the_best_of_those_tried() -> None:
     x, z = weak()
     folds = two_folds(x, concept=z)
     tried = {
-        a: np.mean(sf.cross_report(folds, erase="concept", shrinkage=a).distortion)
+        float(np.mean(sf.cross_report(folds, erase="concept", shrinkage=a).distortion)): a
         for a in (*INTENSITIES, "oas")
     }
-    best = min(tried, key=lambda a: float(tried[a]))
-    assert best is not None
+    same = sf.leace(folds.total, erase="concept", shrinkage=tried[min(tried)])
     for eraser in (
         sf.LEACE(shrinkage="cv").fit(x, concept=z).projection_,
         sf.leace(folds, erase="concept", shrinkage="cv"),
     ):
-        assert eraser.report.held_out.distortion == pytest.approx(tried[best], rel=1e-12)
-        same = sf.leace(folds.total, erase="concept", shrinkage=best)
+        assert eraser.report.held_out.distortion == pytest.approx(min(tried), rel=1e-12)
         assert eraser.report.shrinkage == same.report.shrinkage > 0
         np.testing.assert_allclose(eraser.matrix(), same.matrix(), atol=1e-12)
 
@@ -156,7 +161,7 @@ def test_cross_validated_shrinkage_needs_folds() -> None:
         lambda: sf.LEACE(shrinkage="cv").partial_fit(x, concept=z),
         lambda: sf.LEACE.from_moments(moments, erase="z", shrinkage="cv"),
     ):
-        with pytest.raises(sf.exceptions.InputError, match="chosen on folds"):
+        with pytest.raises(InputError, match="chosen on folds"):
             call()
     fitted = sf.LEACE(shrinkage="cv").fit(x, concept=z)  # few rows, and yet it was asked for
     assert fitted.report_.held_out is not None
@@ -169,18 +174,15 @@ def test_weak_features_are_named() -> None:
     x, z = weak()
     frame = pd.DataFrame(x, columns=[f"unit {i}" for i in range(x.shape[1])])
     source = [(frame[:300], {"z": z[:300]}), (frame[300:], {"z": z[300:]})]
-    folds = sf.Moments.from_blocks(source, folds=2)
-    with pytest.warns(
-        sf.exceptions.UnseenRowsWarning, match=r"hardly vary .*\('unit 0', 'unit 1'\)"
-    ) as found:
-        eraser = sf.leace(folds, erase="z")
-    assert found[0].filename == __file__
-    assert str(found[0].message) in eraser.report.warnings
-    with pytest.warns(sf.exceptions.UnseenRowsWarning, match=r"hardly vary .*\(0, 1\)"):
-        sf.leace(two_folds(x, z=z), erase="z")
-    with pytest.warns(sf.exceptions.UnseenRowsWarning, match="'unit 0', 'unit 1'") as found:
-        sf.cross_report(folds, erase="z")
-    assert found[0].filename == __file__
+    named, numbered = sf.Moments.from_blocks(source, folds=2), two_folds(x, z=z)
+    for call, folds, names in (
+        (sf.leace, named, "'unit 0', 'unit 1'"), (sf.cross_report, named, "'unit 0', 'unit 1'"),
+        (sf.leace, numbered, "0, 1"),
+    ):  # fmt: skip
+        with pytest.warns(UnseenRowsWarning, match=rf"hardly vary .*\({names}\)") as found:
+            result: Any = call(folds, erase="z")
+        assert found[0].filename == __file__
+        assert str(found[0].message) in getattr(result, "eraser", result).report.warnings
 
 
 @pytest.mark.parametrize("n", [20, 100, 399])
@@ -196,17 +198,13 @@ def test_few_rows_warn_in_every_entry_point(n: int) -> None:
         lambda: sf.LEACE().fit(x, concept=z),
     ]
     for call in calls:
-        with pytest.warns(
-            sf.exceptions.UnseenRowsWarning, match="rows per dimension of x"
-        ) as found:
+        with pytest.warns(UnseenRowsWarning, match="rows per dimension of x") as found:
             call()
-        assert len(found) == 1
-        assert found[0].filename == __file__
-    with warnings.catch_warnings():  # control: the remedies, and twice as many rows as dimensions
-        warnings.simplefilter("error")
-        sf.LEACE(shrinkage="oas").fit(x, concept=z)
-        sf.SAL().fit(x, concept=z)
-        sf.erase(rng.normal(size=(n, 9)), z)
+        assert [entry.filename for entry in found] == [__file__]
+    # Control: the remedies, and twice as many rows as dimensions.
+    sf.LEACE(shrinkage="oas").fit(x, concept=z)
+    sf.SAL().fit(x, concept=z)
+    sf.erase(rng.normal(size=(n, 9)), z)
 
 
 # --- what is expected of new rows ----------------------------------------------------------------
