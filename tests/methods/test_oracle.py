@@ -213,9 +213,11 @@ def test_moments_that_know_too_little() -> None:
     apart = sf.Moments().update(X, {"z": labels["z"]}).update(X, {"y": labels["y"]})
     missing = sf.Moments().update(X, {"z": np.where(np.arange(600) < 7, None, labels["z"])})
     joint = sf.Moments(joint=[("z", "y")]).update(X, labels)
+    many = sf.Moments().update(X, labels | {"z": np.arange(600) % 300})
     cases: list[tuple[sf.Moments, dict[str, Any], str]] = [
         (apart, {"keep": "y"}, "weight 600 carry a label of 'z', of 1200"),
         (missing, {}, "weight 593 carry a label of 'z', of 600"),
+        (many, {"keep": "y"}, "or of more than 256 classes"),
         (plain, {"missing": "mean"}, "missing is"),
         (joint, {"erase": [("z", "y")]}, "one by one"),
     ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from problems import told
 
 import splince_fast as sf
+from splince_fast.exceptions import ManyClassesWarning
 
 
 def rows(d: int, values: int, n: int = 3000) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -19,15 +20,12 @@ def rows(d: int, values: int, n: int = 3000) -> tuple[NDArray[np.float64], NDArr
     return rng.normal(size=(n, d)) + 3 * (quantity / values)[:, None], quantity
 
 
-def notes_of(fit: Any) -> tuple[sf.Projection, list[str]]:
-    """The eraser of a fit and its warnings, which its report states as well."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        eraser = fit()
-    assert all(w.category is sf.exceptions.ManyClassesWarning for w in caught)
-    assert all(w.filename == __file__ for w in caught)
-    assert eraser.report.warnings == tuple(str(w.message) for w in caught)
-    return eraser, [str(w.message) for w in caught]
+def notes_of(method: Any, moments: Any, erase: str) -> tuple[sf.Projection, list[str]]:
+    """The eraser of a method and its warnings, which its report states as well."""
+    eraser, caught = told(method, moments, erase=erase)
+    assert all(isinstance(entry, ManyClassesWarning) for entry in caught)
+    assert eraser.report.warnings == tuple(map(str, caught))
+    return eraser, list(map(str, caught))
 
 
 @pytest.mark.parametrize("values", [62, 500])
@@ -37,48 +35,41 @@ def test_ages_and_identifiers_in_eight_dimensions(method: Any, values: int) -> N
     moments = sf.Moments().update(x, {"age": quantity})
     sources: list[Any] = [moments] if method is sf.sal else [moments, moments.factored()]
     for source in sources:
-        eraser, notes = notes_of(lambda source=source: method(source, erase="age"))
+        eraser, (note,) = notes_of(method, source, "age")
         assert eraser.rank == 8
-        assert len(notes) == 1
-        assert f"'age' was read as {values} classes" in notes[0]
-        assert "8 of 8 dimensions" in notes[0]
-        assert "100% of its variance" in notes[0]
-        assert "kinds={'age': 'continuous'} or cast it to float" in notes[0]
-        assert notes[0] in str(eraser.report)
+        for part in (
+            f"'age' was read as {values} classes", "8 of 8 dimensions", "100% of its variance",
+            "kinds={'age': 'continuous'} or cast it to float",
+        ):  # fmt: skip
+            assert part in note
+        assert note in str(eraser.report)
     # The remedies, and classes that are meant.
-    for kinds, column in (
-        ({"age": "continuous"}, quantity), ({}, quantity + 0.5), ({"age": "classes"}, quantity),
+    for kinds, column, rank in (
+        ({"age": "continuous"}, quantity, 1), ({}, quantity + 0.5, 1),
+        ({"age": "classes"}, quantity, 8),
     ):  # fmt: skip
-        other = sf.Moments(kinds=kinds).update(x, {"age": column})
-        eraser, notes = notes_of(lambda other=other: method(other, erase="age"))
-        assert not notes
-        assert eraser.rank == (1 if column.dtype == float or "continuous" in kinds.values() else 8)
+        eraser, notes = notes_of(method, sf.Moments(kinds=kinds).update(x, {"age": column}), "age")
+        assert (eraser.rank, notes) == (rank, [])
 
 
 def test_half_of_the_rank_or_of_the_variance() -> None:
     """30 classes take 29 dimensions."""
     x, quantity = rows(64, 30)
     x -= 3 * (quantity / 30)[:, None]
-    for d, told in ((58, True), (59, False)):
-        part = x[:, :d]
-        moments = sf.Moments().update(part, {"ids": quantity})
-        assert bool(notes_of(lambda m=moments: sf.leace(m, erase="ids"))[1]) == told
+    for d, told_of in ((58, True), (59, False)):
+        moments = sf.Moments().update(x[:, :d], {"ids": quantity})
+        assert bool(notes_of(sf.leace, moments, "ids")[1]) == told_of
     # 29 of 64 dimensions, with a variance that classes carry.
-    for size, told in ((1.0, True), (0.1, False)):
+    for size, told_of in ((1.0, True), (0.1, False)):
         moved = x + size * np.random.default_rng(1).normal(size=(30, 64))[quantity]
-        moments = sf.Moments().update(moved, {"ids": quantity})
-        eraser, notes = notes_of(lambda m=moments: sf.leace(m, erase="ids"))
+        eraser, notes = notes_of(sf.leace, sf.Moments().update(moved, {"ids": quantity}), "ids")
         assert eraser.report is not None
-        assert (eraser.report.distortion > 0.5) == bool(notes) == told
-
-
-def test_few_integers_are_classes() -> None:
-    for values, told in ((24, False), (25, True)):
+        assert (eraser.report.distortion > 0.5) == bool(notes) == told_of
+    for values, told_of in ((24, False), (25, True)):  # few integers are classes
         x, quantity = rows(4, values)
-        moments = sf.Moments().update(x, {"grade": quantity})
-        notes = notes_of(lambda m=moments: sf.leace(m, erase="grade"))[1]
-        assert ("was read as" in notes[0]) == told
-        assert ("removes all 4 dimensions" in notes[0]) != told
+        notes = notes_of(sf.leace, sf.Moments().update(x, {"grade": quantity}), "grade")[1]
+        assert ("was read as" in notes[0]) == told_of
+        assert ("removes all 4 dimensions" in notes[0]) != told_of
 
 
 def test_estimator_and_shorthand_warn_as_well() -> None:
@@ -89,10 +80,10 @@ def test_estimator_and_shorthand_warn_as_well() -> None:
         lambda: sf.SAL().fit(x, concept=quantity).projection_,
     ):
         with pytest.warns(
-            sf.exceptions.ManyClassesWarning, match="as 62 classes, and erasing takes 8 of 8"
-        ):
+            ManyClassesWarning, match="as 62 classes, and erasing takes 8 of 8"
+        ) as seen:
             fit()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sf.LEACE(kinds={"concept": "continuous"}).fit(x, concept=quantity).projection_  # noqa: B018
-        sf.MeanProjection().fit(x, concept=quantity).projection_  # noqa: B018
+        assert seen[0].filename == __file__
+    # Warnings are errors.
+    sf.LEACE(kinds={"concept": "continuous"}).fit(x, concept=quantity).projection_  # noqa: B018
+    sf.MeanProjection().fit(x, concept=quantity).projection_  # noqa: B018
