@@ -123,6 +123,7 @@ def test_concept_that_lives_in_the_difference_of_two_nearly_equal_features(
     eraser, caught = told(sf.leace, sf.Moments().update(x, {"z": z}), erase="z")
     resolved = dtype is np.float64 and size == 1e-6
     assert [type(w) for w in caught] == ([] if resolved else [PrecisionWarning])
+    assert all("drop copies of features" in str(w) for w in caught)
     assert eraser.rank == 2
     assert report(eraser).variables[0].residual <= max(report(eraser).variables[0].bound, 1e-9)
     wide = x.astype(np.float64)

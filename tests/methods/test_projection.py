@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 from erasers import DTYPES, bound, draw_eraser, exact, result_dtype, rows_like
-from hypothesis import given
-from hypothesis import strategies as st
 from naive_model import laid_out
 from numpy.typing import NDArray
 from problems import EPS, Float, draw_data, moved
@@ -166,19 +164,6 @@ def test_out_that_shares_memory_is_refused_and_unchanged(case: str) -> None:
             draw_eraser()(X, out=out)
     np.testing.assert_array_equal(TABLE, before[0])
     np.testing.assert_array_equal(LINE, before[1])
-
-
-@given(st.data())
-def test_layouts_without_shared_memory_are_known(data: st.DataObject) -> None:
-    """Any slice, transposition and reversal of an array is accepted; brute force tells the rest."""
-    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    strides = tuple(data.draw(st.integers(-9, 9)) for _ in shape)
-    where = [sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(shape)]
-    if len(set(where)) < len(where):
-        assert erase_rows.self_overlaps(shape, strides, 1)
-    table = np.empty(tuple(n + 2 for n in shape), np.int16)
-    part = table[tuple(slice(1, n + 1, data.draw(st.sampled_from([1, 2]))) for n in shape)].T
-    assert not erase_rows.self_overlaps(part.shape, part.strides, part.itemsize)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -72,6 +72,9 @@ def test_every_method_gives_the_same_from_a_snapshot(
         for name in ("distortion", "distortion_leace"):
             figures[name] = figures[name] and round(figures[name], 9)
     assert a == b
+    if not options:
+        for name in "zy":
+            assert sf.concept_strength(kept, name) == sf.concept_strength(whole, name)
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.3, 1.0, "oas"])
@@ -93,16 +96,6 @@ def test_shrinkage_belongs_to_the_snapshot(shrinkage: float | str, solver: str) 
     if kept.shrinkage:
         with pytest.raises(InputError, match="changes correlations"):
             sf.concept_strength(kept, "z")
-
-
-@pytest.mark.parametrize("n", [400, 9])
-def test_concept_strength_takes_a_snapshot(n: int) -> None:
-    rng = np.random.default_rng(3)
-    x, z, y = rng.normal(size=(n, 12)), np.arange(n) % 2, rng.normal(size=n)
-    whole = sf.Moments().update(x, {"z": z, "y": y})
-    kept = whole.factored()
-    for name in "zy":
-        assert sf.concept_strength(kept, name) == sf.concept_strength(whole, name)
 
 
 @pytest.mark.parametrize("options", [{}, {"covariance_type": "diag"}, {"subsample": 0.5}])
