@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from problems import Float, covariance, ignored, moved, sensitive, within_bounds
 from sklearn.kernel_approximation import RBFSampler
 from sklearn.svm import SVC
 
 import splince_fast as sf
 
-Float = NDArray[np.float64]
 Rows = tuple[Float, NDArray[Any], NDArray[Any]]
 
 # Of the total variance: o-LEACE, LEACE, o-SPLINCE, SPLINCE; rows fitted and left out.
@@ -47,10 +47,7 @@ def split(folder: Path, p: float = 0.8, seed: int = 0) -> tuple[Float, Any, Any,
     return x[order].astype(np.float64), z[order], y[order], int(0.55 * len(order))
 
 
-# MiniLM has a feature of size 1e-9, for which float32 has no digits: the library says so.
-@pytest.mark.filterwarnings(
-    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
-)
+@sensitive
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_are_those_of_an_independent_implementation(
     name: str, real_data: Callable[[str], Path]
@@ -60,26 +57,19 @@ def test_changes_are_those_of_an_independent_implementation(
     assert (n, len(X) - n) == (n_fit, n_rest)
     X, z, y = X[:n], z[:n], y[:n]
     moments = sf.Moments(by="z").update(X, {"z": z, "y": y})
-    total = X.var(axis=0).sum()
-    before = {v: moments.cross_covariance(v, ddof=0) for v in ("z", "y")}
     for keep, expected, other in ((None, o_leace, leace), ("y", o_splince, splince)):
         eraser = sf.oracle(moments, erase="z", keep=keep)
         clean = eraser(X, {"z": z})
-        changed = float(((clean - X) ** 2).sum() / len(X) / total)
-        assert changed == pytest.approx(expected, abs=6e-5)
-        assert eraser.report.distortion == pytest.approx(changed, rel=1e-6)
-        plain = (
-            sf.leace(moments, erase="z")
-            if keep is None
-            else sf.splince(moments, erase="z", keep=keep)
-        )
+        assert moved(clean, X) == pytest.approx(expected, abs=6e-5)
+        assert eraser.report.distortion == pytest.approx(moved(clean, X), rel=1e-6)
+        method, more = (sf.leace, {}) if keep is None else (sf.splince, {"keep": keep})
         # The reference whitens the two features of deviation 1e-33 as well.
-        assert plain.report.distortion == pytest.approx(other, abs=1.2e-4)
-        after = sf.Moments().update(clean, {"z": z, "y": y})
-        for v, wanted in (("z", 0.0), ("y", 1.0)):
-            if v == "z" or keep:
-                gap = after.cross_covariance(v, ddof=0) - wanted * before[v]
-                assert np.linalg.norm(gap) < 1e-10 * np.linalg.norm(before[v])
+        plain = method(moments, erase="z", **more).report
+        assert plain.distortion == pytest.approx(other, abs=1.2e-4)
+        for labels, wanted in ((z, 0.0), (y, 1.0))[: 2 if keep else 1]:
+            before = covariance(X, labels)
+            gap = covariance(clean, labels) - wanted * before
+            assert np.linalg.norm(gap) < 1e-10 * np.linalg.norm(before)
 
 
 @pytest.mark.slow
@@ -157,7 +147,7 @@ QUADRATIC: dict[tuple[str, int | None], Any] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.UnseenRowsWarning")
+@ignored("UnseenRowsWarning")
 @pytest.mark.parametrize(
     "case",
     [pytest.param(key, marks=[pytest.mark.slow] if key[1] is None else []) for key in QUADRATIC],
@@ -171,24 +161,24 @@ def test_quadratic_figures_are_those_of_an_independent_implementation(
     x, y, z = fitted
     source = moments(fitted)
     digits = {"abs": 5.5e-4 if case[1] is not None else 6.5e-4}
-    moved = sf.quadratic(source, erase="z", shrinkage=1)
-    assert moved.report.distortion == pytest.approx(plain[0], **digits)
-    assert moved.report.distortion_leace == pytest.approx(plain[1], **digits)
+    shifted = sf.quadratic(source, erase="z", shrinkage=1)
+    assert shifted.report.distortion == pytest.approx(plain[0], **digits)
+    assert shifted.report.distortion_leace == pytest.approx(plain[1], **digits)
     for i, (shrinkage, figure) in enumerate(zip((None, intensity), without, strict=False)):
         for keep in (None, "y"):
             eraser = sf.quadratic(source, erase="z", keep=keep, shrinkage=shrinkage)
             report = eraser.report
-            assert all(v.residual <= v.bound for v in report.variables)
+            assert within_bounds(report)
             clean = eraser(x, {"z": z})
-            change = np.sum((clean - x) ** 2) / np.sum((x - x.mean(axis=0)) ** 2)
+            change = moved(clean, x)
             assert report.distortion == pytest.approx(change, rel=1e-9)
             if keep is None:
                 assert change == pytest.approx(figure, **digits)
             else:  # the task costs more
                 assert change > figure
-                wanted = (x - x.mean(axis=0)).T @ (y - y.mean())
-                found = (clean - clean.mean(axis=0)).T @ (y - y.mean())
-                assert np.linalg.norm(found - wanted) < 1e-10 * np.linalg.norm(wanted)
+                wanted = covariance(x, y)
+                gap = np.linalg.norm(covariance(clean, y) - wanted)
+                assert gap < 1e-10 * np.linalg.norm(wanted)
             classes = [clean[z == c] for c in np.unique(z)]
             assert max(np.abs(part.mean(axis=0)).max() for part in classes) < 1e-10
             if shrinkage is None:
