@@ -106,24 +106,6 @@ def real_rows(folder: Path) -> list[Any]:
     return [array[order] for array in arrays]
 
 
-@pytest.mark.parametrize(
-    ("name", "shrinkage"),
-    [("professions_word2vec", None), ("professions_smollm2", "oas"),
-     ("bug_profession_gender", "oas")],
-)  # fmt: skip
-def test_real_rows_warn_only_if_few_per_dimension(
-    real_data: Callable[[str], Path], name: str, shrinkage: str | None
-) -> None:
-    x, z, y = real_rows(real_data(name))
-    options: dict[str, Any] = {"erase": "z", "keep": "y", "shrinkage": shrinkage}
-    found, caught = told(sf.cross_report, split_rows(x, 2, z=z, y=y), **options)
-    warns = name == "professions_word2vec"
-    assert (UnseenRowsWarning in map(type, caught)) == warns
-    if warns:
-        assert "rows per dimension" in found.warnings[0]
-        assert dict(found.remedies)["shrinkage='oas'"] < np.mean(found.distortion)
-
-
 # --- do the figures predict? ---------------------------------------------------------------------
 
 

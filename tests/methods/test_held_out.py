@@ -15,7 +15,6 @@ from sklearn.base import clone
 import splince_fast as sf
 from splince_fast._runtime.rows import splitmix64
 from splince_fast._solve import factor as factors
-from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES
 from splince_fast.exceptions import (
     ConstantVariableError,
@@ -285,12 +284,6 @@ def test_of_balanced_classes_the_bound_is_the_figure() -> None:
     for variable in (balanced, half):
         assert variable.expected_most == pytest.approx(variable.expected, rel=1e-12)
     assert half.expected > balanced.expected * 1.5  # half of the labels: twice the noise
-
-
-def test_correlations_are_adjusted_as_r2_is() -> None:
-    assert adjusted(np.array([0.5]), 11, 4) == pytest.approx((1 - 0.5 * 10 / 6,))
-    assert adjusted(np.array([0.3]), 11, 4) == (0.0,)
-    assert adjusted(np.array([0.3]), 5, 4) == (0.3,)
 
 
 def test_too_few_rows_expect_nothing() -> None:

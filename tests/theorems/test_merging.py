@@ -146,19 +146,6 @@ def test_removal_of_what_is_no_part_is_refused() -> None:
         assert state_bytes(moments) == before, what
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 7, 64, 4096])
-@pytest.mark.parametrize("part_size", [pytest.param(1, marks=pytest.mark.slow), 7, 64, 4096])
-def test_what_is_left_may_have_constant_columns(size: int, part_size: int) -> None:
-    """The whole's roundings grow with its rows: they must not pass for "no part of the whole"."""
-    steps = np.array([0.1, 0.2, 0.25, 0.5, 1.55])
-    X = np.where(np.arange(20_000) % 2 == 0, 1, -1)[:, None] * steps
-    rest = np.zeros((3, 5))
-    whole = Moments(block_rows=size).update(np.concatenate([X, rest]))
-    left = whole - Moments(block_rows=part_size).update(X)
-    assert left.n_rows == 3
-    check(left, Rows.of(rest), Rows.of(np.concatenate([X, rest])))
-
-
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e8])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 @pytest.mark.parametrize("label", ["classes", "column", "constant column"])
@@ -232,15 +219,3 @@ def test_moments_combine_with_moments_only(other: Any) -> None:
     with pytest.raises((TypeError, SplinceError)):
         moments += other
     assert state_bytes(moments) == before
-
-
-@pytest.mark.parametrize("left", [None, 3, 64])
-@pytest.mark.parametrize("right", [None, 5, 7])
-def test_states_of_other_block_sizes_merge_and_go_on(left: int | None, right: int | None) -> None:
-    """Work buffers belong to a block size: one state must never go on with the other's."""
-    X = normal(5000, 4, np.float32)
-    added, in_place = (Moments(block_rows=left) for _ in range(2))
-    other = Moments(block_rows=right).update(X[:4])
-    in_place += other
-    for moments in (added + other, in_place):
-        check(moments.update(X[4:]), Rows.of(X))
