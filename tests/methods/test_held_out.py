@@ -13,16 +13,10 @@ from problems import Float, ignored
 from sklearn.base import clone
 
 import splince_fast as sf
+from splince_fast import exceptions as errors
 from splince_fast._runtime.rows import splitmix64
 from splince_fast._solve import factor as factors
 from splince_fast._solve.options import INTENSITIES
-from splince_fast.exceptions import (
-    ConstantVariableError,
-    InputError,
-    LabelError,
-    UnknownVariableError,
-    UnseenRowsWarning,
-)
 from splince_fast.moments import Folds
 
 
@@ -78,9 +72,9 @@ def test_groups_stay_in_one_fold() -> None:
     assert "groups" not in names.moments_.variables
     assert list(named.moments_.variables) == ["groups"]
     for estimator, groups, error, text in (
-        (eraser, np.linspace(0, 1, 600), LabelError, "groups"),
-        (eraser, twice[:5], InputError, "groups has 5 rows"),
-        (sf.LEACE(), z, InputError, "leave groups out"),  # there are no folds
+        (eraser, np.linspace(0, 1, 600), errors.LabelError, "groups"),
+        (eraser, twice[:5], errors.InputError, "groups has 5 rows"),
+        (sf.LEACE(), z, errors.InputError, "leave groups out"),  # there are no folds
     ):
         with pytest.raises(error, match=text):
             estimator.fit(x, concept=z, groups=groups)
@@ -93,7 +87,7 @@ def test_a_fold_without_the_concept_is_no_error() -> None:
     x[0] += 5
     report = sf.leace(two_folds(x, concept=z), erase="concept").report
     assert (report.held_out, report.rank) == (None, 1)
-    with pytest.raises(ConstantVariableError) as caught:
+    with pytest.raises(errors.ConstantVariableError) as caught:
         sf.LEACE(shrinkage="cv").fit(x, concept=z)
     assert any("folds" in note for note in caught.value.__notes__)
 
@@ -118,7 +112,7 @@ def test_methods_take_folds(method: str, count: int) -> None:
     assert sf.Report.from_dict(report.to_dict()) == report == cross.eraser.report
     assert len(str(cross).splitlines()) == 2 + count
     assert [fold["n_rows"] for fold in cross.to_dict()["folds"]] == [f.n_rows for f in folds]
-    with pytest.raises(UnknownVariableError):
+    with pytest.raises(errors.UnknownVariableError):
         getattr(sf, method)(folds, erase="no such", **keep)
 
 
@@ -160,7 +154,7 @@ def test_cross_validated_shrinkage_needs_folds() -> None:
         lambda: sf.LEACE(shrinkage="cv").partial_fit(x, concept=z),
         lambda: sf.LEACE.from_moments(moments, erase="z", shrinkage="cv"),
     ):
-        with pytest.raises(InputError, match="chosen on folds"):
+        with pytest.raises(errors.InputError, match="chosen on folds"):
             call()
     fitted = sf.LEACE(shrinkage="cv").fit(x, concept=z)  # few rows, and yet it was asked for
     assert fitted.report_.held_out is not None
@@ -178,7 +172,7 @@ def test_weak_features_are_named() -> None:
         (sf.leace, named, "'unit 0', 'unit 1'"), (sf.cross_report, named, "'unit 0', 'unit 1'"),
         (sf.leace, numbered, "0, 1"),
     ):  # fmt: skip
-        with pytest.warns(UnseenRowsWarning, match=rf"hardly vary .*\({names}\)") as found:
+        with pytest.warns(errors.UnseenRowsWarning, match=rf"hardly vary .*\({names}\)") as found:
             result: Any = call(folds, erase="z")
         assert found[0].filename == __file__
         assert str(found[0].message) in getattr(result, "eraser", result).report.warnings
@@ -197,7 +191,7 @@ def test_few_rows_warn_in_every_entry_point(n: int) -> None:
         lambda: sf.LEACE().fit(x, concept=z),
     ]
     for call in calls:
-        with pytest.warns(UnseenRowsWarning, match="rows per dimension of x") as found:
+        with pytest.warns(errors.UnseenRowsWarning, match="rows per dimension of x") as found:
             call()
         assert [entry.filename for entry in found] == [__file__]
     # Control: the remedies, and twice as many rows as dimensions.

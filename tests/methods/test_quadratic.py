@@ -10,16 +10,7 @@ import pytest
 from problems import EPS, ignored, moved, told, within_bounds
 
 import splince_fast as sf
-from splince_fast.exceptions import (
-    ConstantVariableError,
-    InfeasibleError,
-    InputError,
-    LabelError,
-    NotEnoughDataError,
-    PrecisionWarning,
-    UnknownVariableError,
-    UnseenRowsWarning,
-)
+from splince_fast import exceptions as errors
 
 quietly = ignored("UnseenRowsWarning")
 
@@ -186,7 +177,7 @@ def test_constant_copied_and_tiny_features_and_float32_rows():
     X, labels = data()
     tiny = X[:, :1] + 1e-5 * np.random.default_rng(0).normal(size=(len(X), 1))
     X = np.hstack([X, np.full((len(X), 1), 3.0), X[:, 1:2], tiny])
-    with pytest.warns(PrecisionWarning, match="rounding errors may undo"):
+    with pytest.warns(errors.PrecisionWarning, match="rounding errors may undo"):
         eraser = sf.quadratic(moments(X, labels), erase="z")
     clean = eraser(X, labels)
     assert gap(clean, labels["z"]) < 1e-8
@@ -239,24 +230,24 @@ def refused(kind):
 @pytest.mark.parametrize(
     ("kind", "error", "text"),
     [
-        ("without by", InputError, r"sf\.Moments\(by='z'\)"),
-        ("other variable", InputError, r"those of 'z'.*by='y'"),
-        ("number", LabelError, "bin it"),
-        ("float classes", LabelError, "cannot name a class"),
-        ("diag", InputError, "covariance_type='diag' or subsample="),
-        ("sample", InputError, "covariance_type='diag' or subsample="),
-        ("no moments", InputError, r"moments is an int; pass Moments\(by='z'\)"),
-        ("no moments inside", InputError, "a mapping must hold"),
-        ("snapshot inside", InputError, "a mapping must hold"),
-        ("snapshot", InputError, r"pass Moments\(by='z'\)"),
-        ("one class", ConstantVariableError, "1 class"),
-        ("an empty class", ConstantVariableError, "1 class"),
-        ("unknown", UnknownVariableError, "'nothing'"),
-        ("unlabelled", InputError, "7 of 200 rows"),
-        ("function", InfeasibleError, r"\[same = \d\]"),
-        ("one dimension", InfeasibleError, r"sf\.oracle"),
-        ("few", NotEnoughDataError, "rank of x, plus 1"),
-        ("constant", NotEnoughDataError, r"class 'b'.*constant"),
+        ("without by", errors.InputError, r"sf\.Moments\(by='z'\)"),
+        ("other variable", errors.InputError, r"those of 'z'.*by='y'"),
+        ("number", errors.LabelError, "bin it"),
+        ("float classes", errors.LabelError, "cannot name a class"),
+        ("diag", errors.InputError, "covariance_type='diag' or subsample="),
+        ("sample", errors.InputError, "covariance_type='diag' or subsample="),
+        ("no moments", errors.InputError, r"moments is an int; pass Moments\(by='z'\)"),
+        ("no moments inside", errors.InputError, "a mapping must hold"),
+        ("snapshot inside", errors.InputError, "a mapping must hold"),
+        ("snapshot", errors.InputError, r"pass Moments\(by='z'\)"),
+        ("one class", errors.ConstantVariableError, "1 class"),
+        ("an empty class", errors.ConstantVariableError, "1 class"),
+        ("unknown", errors.UnknownVariableError, "'nothing'"),
+        ("unlabelled", errors.InputError, "7 of 200 rows"),
+        ("function", errors.InfeasibleError, r"\[same = \d\]"),
+        ("one dimension", errors.InfeasibleError, r"sf\.oracle"),
+        ("few", errors.NotEnoughDataError, "rank of x, plus 1"),
+        ("constant", errors.NotEnoughDataError, r"class 'b'.*constant"),
     ],
 )
 @quietly
@@ -279,14 +270,16 @@ def test_problems_without_an_eraser_are_refused(kind, error, text):
      {"erase": ("z", "y")}, {"erase": 3}, {"keep": np.eye(6)}, {"keep": []}],
 )  # fmt: skip
 def test_parameters_out_of_range(wrong):
-    with pytest.raises(InputError):
+    with pytest.raises(errors.InputError):
         sf.quadratic(moments(*data(200)), **{"erase": "z", **wrong})
 
 
 def test_few_rows_are_told():
     rng = np.random.default_rng(4)
     labels = {"z": rng.integers(0, 2, 200)}
-    with pytest.warns(UnseenRowsWarning, match=r"sampling noise leaves .* new rows.*shrinkage="):
+    with pytest.warns(
+        errors.UnseenRowsWarning, match=r"sampling noise leaves .* new rows.*shrinkage="
+    ):
         raw = sf.quadratic(moments(rng.normal(size=(200, 20)), labels), erase="z")
     assert len(raw.report.warnings) == 2
     assert not told(sf.quadratic, moments(*data(20000, d=6)), erase="z")[1]  # control: many rows
@@ -310,11 +303,11 @@ def test_amplification_and_singular_classes_are_told(factor):
     X, labels = data()
     X[:, 2] = np.where(labels["z"] == "b", 1 + factor * X[:, 2], X[:, 2])
     if factor == 1e-5:
-        with pytest.warns(PrecisionWarning, match=r"up to .* times"):
+        with pytest.warns(errors.PrecisionWarning, match=r"up to .* times"):
             eraser = sf.quadratic(moments(X, labels), erase="z")
         assert eraser.report.amplification > 1e4
     else:
-        with pytest.raises(NotEnoughDataError, match=r"class 'b'"):
+        with pytest.raises(errors.NotEnoughDataError, match=r"class 'b'"):
             sf.quadratic(moments(X, labels), erase="z")
 
 

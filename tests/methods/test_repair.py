@@ -32,16 +32,8 @@ from problems import (
 )
 
 import splince_fast as sf
+from splince_fast import exceptions as errors
 from splince_fast.baselines import INLP
-from splince_fast.exceptions import (
-    ConstantVariableError,
-    IncompatibleMomentsError,
-    InfeasibleError,
-    InputError,
-    NotEnoughDataError,
-    PrecisionWarning,
-    UnknownVariableError,
-)
 
 
 def moments_of(x: Float, data: Data, **options: Any) -> sf.Moments:
@@ -237,7 +229,9 @@ def test_an_erased_feature_that_is_rounding_is_not_read(dtype: Any) -> None:
     if dtype is np.float64:
         t[:, 0] = noise * rng.normal(size=500)
         snapshot = sf.Moments().update(t, {"y": y}).factored()
-        with pytest.raises(InputError, match=r"factor uses feature\(s\) 0,.*pass the moments"):
+        with pytest.raises(
+            errors.InputError, match=r"factor uses feature\(s\) 0,.*pass the moments"
+        ):
             sf.repair(snapshot, before=before, keep="y")
 
 
@@ -283,7 +277,7 @@ def test_feasibility_is_decided_as_exact_arithmetic_does() -> None:
         try:
             sf.repair(after, before=before, keep="y")
             found = True
-        except InfeasibleError:
+        except errors.InfeasibleError:
             found = False
         assert found == feasible, (x, t, y)
         decided[feasible] += 1
@@ -301,7 +295,7 @@ def test_the_error_names_the_combination_that_is_lost() -> None:
         (lost, "y", r"combination 1 y\[(0|1)\] \+ 1 y\[(0|1)\] "), (erased, "z", r"\[z = "),
     ):  # fmt: skip
         after = sf.Moments().update(t, {"y": y, "z": z})
-        with pytest.raises(InfeasibleError, match=text) as caught:
+        with pytest.raises(errors.InfeasibleError, match=text) as caught:
             sf.repair(after, before=before, keep=keep)
     assert caught.value.cosine == 1.0
 
@@ -316,25 +310,40 @@ def test_moments_that_do_not_belong_together_are_refused() -> None:
     mixed = np.roll(data.z, 1) * (data.z > 0)
     half = moments_of(t[:150], Data(data.x[:150], data.z[:150], data.y[:150]))
     cases: list[tuple[Any, str, type[Exception], str]] = [
-        (half, "y", InputError, "150 erased rows .* and 400 rows .* differ by 250"),
-        ({"y": data.y + 1e-3 * data.y**2}, "y", InputError, "another mean, standard deviation"),
-        ({"y": data.y, "z": mixed}, "z", InputError, "rows with a label of 'z'"),
-        ({"y": data.z}, "y", IncompatibleMomentsError, "classes on one side"),
-        ({"y": np.column_stack([data.y, data.y**2])}, "y", IncompatibleMomentsError, "columns"),
-        (moments_of(t[:, :4], data), "y", InputError, "4 features and those before"),
-        (before, "profession", UnknownVariableError, "profession"),
-        ({"z": data.z}, "y", UnknownVariableError, "y"),
-        (before, np.eye(5)[:, :1], InputError, "keep is an ndarray"),
-        ([before], "y", InputError, "pass sf.Moments"),
-        (sf.Moments(), "y", NotEnoughDataError, "empty"),
-        (moments_of(t, data, covariance_type="diag"), "y", InputError, "='diag' do not keep"),
+        (half, "y", errors.InputError, "150 erased rows .* and 400 rows .* differ by 250"),
+        (
+            {"y": data.y + 1e-3 * data.y**2},
+            "y",
+            errors.InputError,
+            "another mean, standard deviation",
+        ),
+        ({"y": data.y, "z": mixed}, "z", errors.InputError, "rows with a label of 'z'"),
+        ({"y": data.z}, "y", errors.IncompatibleMomentsError, "classes on one side"),
+        (
+            {"y": np.column_stack([data.y, data.y**2])},
+            "y",
+            errors.IncompatibleMomentsError,
+            "columns",
+        ),
+        (moments_of(t[:, :4], data), "y", errors.InputError, "4 features and those before"),
+        (before, "profession", errors.UnknownVariableError, "profession"),
+        ({"z": data.z}, "y", errors.UnknownVariableError, "y"),
+        (before, np.eye(5)[:, :1], errors.InputError, "keep is an ndarray"),
+        ([before], "y", errors.InputError, "pass sf.Moments"),
+        (sf.Moments(), "y", errors.NotEnoughDataError, "empty"),
+        (
+            moments_of(t, data, covariance_type="diag"),
+            "y",
+            errors.InputError,
+            "='diag' do not keep",
+        ),
     ]
     for after, keep, error, text in cases:
         erased: Any = sf.Moments().update(t, after) if isinstance(after, dict) else after
         with pytest.raises(error, match=text):
             sf.repair(erased, before=before, keep=keep)
     constant = sf.Moments().update(t, {"y": np.ones(400)})
-    with pytest.raises(ConstantVariableError, match="single value"):
+    with pytest.raises(errors.ConstantVariableError, match="single value"):
         sf.repair(constant, before=constant, keep="y")
     # Variances before erasing know Cov(x, y).
     plain, other = (
@@ -391,7 +400,7 @@ def test_little_that_is_left_warns() -> None:
     y = x[:, 0] + rng.normal(size=500)
     t = residue(x, x[:, 0], y) + 1e-5 * np.outer(x[:, 0], np.eye(4)[1])
     before, after = (sf.Moments().update(v, {"y": y}) for v in (x, t))
-    with pytest.warns(PrecisionWarning, match="enlarges deviations"):
+    with pytest.warns(errors.PrecisionWarning, match="enlarges deviations"):
         repaired = sf.repair(after, before=before, keep="y")
     assert report(repaired).amplification > 1e4
 

@@ -28,12 +28,7 @@ from problems import (
 )
 
 import splince_fast as sf
-from splince_fast.exceptions import (
-    DroppedDirectionsWarning,
-    FileFormatError,
-    NothingErasedWarning,
-    PrecisionWarning,
-)
+from splince_fast import exceptions as errors
 
 
 def whitened(data: Data) -> tuple[Float, Float]:
@@ -115,7 +110,7 @@ def test_residuals_and_their_bound(solver: str, seed: int, kappa: float) -> None
 def test_a_dropped_direction_is_a_residual_and_said_to_be_lost() -> None:
     data = draw_data(1, ky=1, kz=2)
     moments = data.moments()
-    with pytest.warns(DroppedDirectionsWarning):
+    with pytest.warns(errors.DroppedDirectionsWarning):
         eraser = sf.splince(moments, erase="z", keep="y", max_amplification=1.0)
     found, sy = report(eraser), moments.cross_covariance("y")
     expected = np.linalg.norm(eraser.matrix() @ sy - sy) / np.linalg.norm(sy)
@@ -145,7 +140,7 @@ def test_a_trace_of_rounding_is_within_its_bound() -> None:
         assert found.rank == 0
         assert found.residual <= found.bound
     # Alone it leaves nothing to erase: its residual is itself, and the bound says so.
-    with pytest.warns(NothingErasedWarning):
+    with pytest.warns(errors.NothingErasedWarning):
         (alone,) = report(sf.leace(moments, erase="balanced")).variables
     assert (alone.rank, alone.residual) == (0, pytest.approx(1.0))
     assert 1.0 <= alone.bound < 1.1
@@ -203,7 +198,7 @@ def test_weights_and_joint_variables_are_named() -> None:
 
 def test_nothing_erased() -> None:
     moments = sf.Moments().update(np.ones((6, 3)), {"z": [0, 1] * 3})
-    with pytest.warns(NothingErasedWarning, match="'z'") as caught:
+    with pytest.warns(errors.NothingErasedWarning, match="'z'") as caught:
         found = report(sf.leace(moments, erase="z"))
     assert (found.rank, found.variables[0].rank, found.distortion) == (0, 0, 0.0)
     assert found.warnings == (str(caught[0].message),)
@@ -289,7 +284,7 @@ def test_change_of_a_row_at_strength_0_is_no_reason_to_warn() -> None:
     data = draw_data(13, kz=2, ky=1)
     labels = {"z": data.z, "y": data.z + 1e-6 * data.y[:, 0]}
     moments = sf.Moments().update(data.x, labels)
-    with pytest.warns(PrecisionWarning) as caught:
+    with pytest.warns(errors.PrecisionWarning) as caught:
         sf.splince(moments, erase="z", keep="y")
     assert "times as far as without kept variables" in str(caught[0].message)
     assert report(sf.splince(moments, erase="z", keep="y", strength=0)).warnings == ()
@@ -360,7 +355,7 @@ def test_dictionaries_that_are_no_report() -> None:
     edits: list[Any] = [{"surplus": 1}, {"weight": 10**400}, {"distortion": "0.1"}, {"rank": True}]
     without = [{k: v for k, v in values.items() if k != name} for name in ("rank", "variables")]
     for wrong in (*(values | edit for edit in edits), *without):
-        with pytest.raises(FileFormatError, match="report"):
+        with pytest.raises(errors.FileFormatError, match="report"):
             sf.Report.from_dict(wrong)
 
 

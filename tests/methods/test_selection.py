@@ -20,28 +20,22 @@ from problems import (
 )
 
 import splince_fast as sf
-from splince_fast.exceptions import (
-    ConstantVariableError,
-    InputError,
-    LabelError,
-    NonFiniteError,
-    UnknownVariableError,
-)
+from splince_fast import exceptions as errors
 
 REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    *(("leace", {"z": z}, InputError, "erase is") for z in ([], None, 3, {"z"}, ["z", 3])),
-    ("leace", {"z": np.array([1.0])}, InputError, "erase is"),
-    ("leace", {"z": ()}, UnknownVariableError, r"\(\)"),
-    *((method, selection, UnknownVariableError, r"'gender'.*'z'.*'y'") for method, selection in (
+    *(("leace", {"z": z}, errors.InputError, "erase is") for z in ([], None, 3, {"z"}, ["z", 3])),
+    ("leace", {"z": np.array([1.0])}, errors.InputError, "erase is"),
+    ("leace", {"z": ()}, errors.UnknownVariableError, r"\(\)"),
+    *((method, choice, errors.UnknownVariableError, r"'gender'.*'z'.*'y'") for method, choice in (
         ("leace", {"z": "gender"}), ("splince", {"y": ["y", "gender"]}),
         ("mean_projection", {"z": "gender"}))),
-    ("leace", {"z": ("z", "y")}, UnknownVariableError, "joint="),
-    ("mean_projection", {"z": "y"}, LabelError, r"'y'.*sal"),
-    *(("splince", {"y": y}, InputError, "keep|directions") for y in (
+    ("leace", {"z": ("z", "y")}, errors.UnknownVariableError, "joint="),
+    ("mean_projection", {"z": "y"}, errors.LabelError, r"'y'.*sal"),
+    *(("splince", {"y": y}, errors.InputError, "keep|directions") for y in (
         {"y": 1}, [["a"]] * 8, [[1.0, 2.0], [3.0]], 3.0, ["y", np.ones(8)], None, np.ones((7, 2)),
         np.ones((8, 2, 2)), np.ones((8, 1)) * 1j, np.ones((8, 0)))),
-    ("splince", {"y": np.zeros((8, 1))}, ConstantVariableError, "keep|directions"),
-    ("splince", {"y": np.full((8, 1), np.nan)}, NonFiniteError, "directions"),
+    ("splince", {"y": np.zeros((8, 1))}, errors.ConstantVariableError, "keep|directions"),
+    ("splince", {"y": np.full((8, 1), np.nan)}, errors.NonFiniteError, "directions"),
 ]  # fmt: skip
 
 

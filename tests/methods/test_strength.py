@@ -16,12 +16,7 @@ from problems import Float, ignored
 from scipy import stats
 
 import splince_fast as sf
-from splince_fast.exceptions import (
-    ConstantVariableError,
-    InputError,
-    NotEnoughDataError,
-    UnknownVariableError,
-)
+from splince_fast import exceptions as errors
 from splince_fast.strength import ConceptStrength, concept_strength, p_value
 
 # Errors of the moments, of a few n eps, are amplified by the inverse covariance, whose condition
@@ -106,20 +101,13 @@ def test_correlations_equal_those_of_the_data(
 # --- the exact statements, against every permutation ---------------------------------------------
 
 
-def tiny_problems() -> list[Any]:
-    """x with outliers, so that leverages are far from equal, and few rows of every kind of z."""
-    rng, problems = np.random.default_rng(5), []
-    for n, d in [(4, 1), (5, 2), (6, 1), (6, 2), (6, 4)]:
-        labels: dict[str, Any] = {
-            "balanced": [i % 2 for i in range(n)], "rare": [int(i == 0) for i in range(n)],
-            "column": rng.standard_t(1, size=(n, 1)),
-        }  # fmt: skip
-        if n == 6:
-            labels |= {"three": [0, 0, 0, 1, 1, 2], "gaps": [0, 0, 0, 1, None, None],
-                       "columns": rng.standard_t(1, size=(n, 3))}  # fmt: skip
-        X = rng.standard_t(1, size=(n, d))
-        problems += [pytest.param(X, z, id=f"{name}-{n}-{d}") for name, z in labels.items()]
-    return problems
+# x with outliers, so that leverages are far from equal, and few rows of every kind of z.
+RNG = np.random.default_rng(5)
+TINY: dict[str, tuple[int, int, Any]] = {
+    "balanced": (5, 2, [0, 1, 0, 1, 0]), "rare": (6, 2, [1, 0, 0, 0, 0, 0]),
+    "three": (6, 1, [0, 0, 0, 1, 1, 2]), "gaps": (6, 2, [0, 0, 0, 1, None, None]),
+    "column": (6, 4, RNG.standard_t(1, size=(6, 1))), "columns": (6, 2, RNG.standard_t(1, size=(6, 3))),
+}  # fmt: skip
 
 
 def all_traces(X: Float, z: Any) -> Float:
@@ -134,8 +122,9 @@ def all_traces(X: Float, z: Any) -> Float:
 EXACT = 1e-9
 
 
-@pytest.mark.parametrize(("X", "z"), tiny_problems())
-def test_chance_is_the_mean_over_all_permutations(X: Float, z: Any) -> None:
+@pytest.mark.parametrize(("n", "d", "z"), TINY.values(), ids=TINY)
+def test_chance_is_the_mean_over_all_permutations(n: int, d: int, z: Any) -> None:
+    X = np.random.default_rng(n + d).standard_t(1, size=(n, d))
     traces = all_traces(X, z)
     found = strength(X, z)
     assert found.pillai == pytest.approx(traces[0], abs=EXACT)
@@ -280,12 +269,15 @@ def test_errors_are_typed_and_say_what_to_do() -> None:
     part = sf.Moments().update(X, {"z": z, "w": z.astype(float)})
     emptied = (sf.Moments().update(X) + part) - part
     cases: list[tuple[Any, Any, type[Exception], str]] = [
-        (X, "z", InputError, "update"),
-        (moments, "w", UnknownVariableError, "'w'"),
-        (moments, ["z"], UnknownVariableError, "z"),
-        *((moments, name, ConstantVariableError, "single value") for name in ("flat", "level")),
-        *((emptied, name, ConstantVariableError, "no label") for name in ("z", "w")),
-        (sf.Moments(), "z", NotEnoughDataError, "update"),
+        (X, "z", errors.InputError, "update"),
+        (moments, "w", errors.UnknownVariableError, "'w'"),
+        (moments, ["z"], errors.UnknownVariableError, "z"),
+        *(
+            (moments, name, errors.ConstantVariableError, "single value")
+            for name in ("flat", "level")
+        ),
+        *((emptied, name, errors.ConstantVariableError, "no label") for name in ("z", "w")),
+        (sf.Moments(), "z", errors.NotEnoughDataError, "update"),
     ]
     for source, name, error, text in cases:
         with pytest.raises(error, match=text):

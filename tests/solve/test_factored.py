@@ -18,14 +18,8 @@ from problems import EPS
 from sklearn.covariance import oas
 
 import splince_fast as sf
+from splince_fast import exceptions as errors
 from splince_fast._solve.options import MOMENT_OPTIONS
-from splince_fast.exceptions import (
-    InfeasibleError,
-    InputError,
-    NotEnoughDataError,
-    PrecisionWarning,
-    UnknownVariableError,
-)
 from splince_fast.methods.table import METHODS
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -59,8 +53,8 @@ def test_every_method_gives_the_same_from_a_snapshot(
     call = getattr(sf, method)
     try:
         expected = call(whole, **arguments)
-    except InfeasibleError:
-        with pytest.raises(InfeasibleError):
+    except errors.InfeasibleError:
+        with pytest.raises(errors.InfeasibleError):
             call(kept, **arguments)
         return
     found = call(kept, **arguments)
@@ -89,12 +83,12 @@ def test_shrinkage_belongs_to_the_snapshot(shrinkage: float | str, solver: str) 
         assert found.report.shrinkage == expected.report.shrinkage
         assert found.report.distortion == pytest.approx(expected.report.distortion, rel=1e-9)
     other = 0.7 if shrinkage != 0.7 else 0.1
-    with pytest.raises(InputError, match=r"factored\(\)"):
+    with pytest.raises(errors.InputError, match=r"factored\(\)"):
         sf.leace(kept, erase="z", shrinkage=other)
-    with pytest.raises(InputError, match=r"factored\(\)"):
+    with pytest.raises(errors.InputError, match=r"factored\(\)"):
         sf.leace(kept, erase="z", solver="eigh" if solver == "cholesky" else "cholesky")
     if kept.shrinkage:
-        with pytest.raises(InputError, match="changes correlations"):
+        with pytest.raises(errors.InputError, match="changes correlations"):
             sf.concept_strength(kept, "z")
 
 
@@ -140,7 +134,7 @@ def test_a_snapshot_that_leaves_out_a_feature_of_the_test_is_refused() -> None:
     x[:, 3] = 1000 + np.spacing(np.float32(1000)) * rng.integers(0, 2, 400)
     moments = sf.Moments().update(x, {"z": z})
     assert sf.concept_strength(moments, "z").rank_x == 4
-    with pytest.raises(InputError, match=r"leaves out feature\(s\) 3.*pass the moments"):
+    with pytest.raises(errors.InputError, match=r"leaves out feature\(s\) 3.*pass the moments"):
         sf.concept_strength(moments.factored(), "z")
     assert sf.leace(moments.factored(), erase="z").rank == 1
 
@@ -148,10 +142,10 @@ def test_a_snapshot_that_leaves_out_a_feature_of_the_test_is_refused() -> None:
 def test_what_has_no_snapshot_or_no_such_variable_is_refused() -> None:
     kept = moments().factored()
     cases: list[tuple[Any, type[Exception], str]] = [
-        (lambda: sf.leace(kept, erase="w"), UnknownVariableError, "'z', 'y'"),
-        (lambda: sf.leace(np.eye(3), erase="w"), InputError, r"pass sf\.Moments"),  # type: ignore[arg-type]
-        (lambda: sf.Moments().factored(), NotEnoughDataError, "update"),
-        (lambda: moments().factored(solver="qr"), InputError, "solver"),
+        (lambda: sf.leace(kept, erase="w"), errors.UnknownVariableError, "'z', 'y'"),
+        (lambda: sf.leace(np.eye(3), erase="w"), errors.InputError, r"pass sf\.Moments"),  # type: ignore[arg-type]
+        (lambda: sf.Moments().factored(), errors.NotEnoughDataError, "update"),
+        (lambda: moments().factored(solver="qr"), errors.InputError, "solver"),
         (lambda: moments(9).factored(solver="cholesky"), sf.SplinceError, "solver='auto'"),
     ]
     for call, error, text in cases:
@@ -170,7 +164,7 @@ def test_a_factor_is_free_of_spans_and_admitting_leaves_it_as_it_was() -> None:
     x[:, 1] = x[:, 0] + 1e-9 * labels["z"]
     kept = sf.Moments().update(x, labels).factored()
     before = sf.leace(kept, erase="other").matrix()
-    with pytest.warns(PrecisionWarning):
+    with pytest.warns(errors.PrecisionWarning):
         admitted = sf.leace(kept, erase="z")
     assert (kept.factor.rank, admitted.report.rank_covariance) == (5, 6)
     np.testing.assert_array_equal(sf.leace(kept, erase="other").matrix(), before)
