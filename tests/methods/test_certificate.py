@@ -229,15 +229,6 @@ def test_noise_of_many_features_is_estimated_from_random_directions(
         assert certificate(found, 0.05) == pytest.approx(certificate(exact, 0.05), rel=error)
 
 
-def test_rows_without_a_label_do_not_count() -> None:
-    X, z = Population(1000, 6, gap=1.0).draw(np.random.default_rng(1))
-    some = z.astype(object)
-    some[::2] = None
-    for by in (None, "z"):
-        few, whole = (limit_of(report_of(X, labels, by)) for labels in (some, z))
-        assert few == pytest.approx(2 * whole, rel=0.1)
-
-
 RARE = Population(1500, 20, rare=0.06, gap=2.0)
 
 

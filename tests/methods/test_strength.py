@@ -106,7 +106,7 @@ RNG = np.random.default_rng(5)
 TINY: dict[str, tuple[int, int, Any]] = {
     "balanced": (5, 2, [0, 1, 0, 1, 0]), "rare": (6, 2, [1, 0, 0, 0, 0, 0]),
     "three": (6, 1, [0, 0, 0, 1, 1, 2]), "gaps": (6, 2, [0, 0, 0, 1, None, None]),
-    "column": (6, 4, RNG.standard_t(1, size=(6, 1))), "columns": (6, 2, RNG.standard_t(1, size=(6, 3))),
+    "column": (6, 4, RNG.standard_t(1, (6, 1))), "columns": (6, 2, RNG.standard_t(1, (6, 3))),
 }  # fmt: skip
 
 

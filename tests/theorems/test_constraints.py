@@ -1,4 +1,4 @@
-"""Both constraints on the rows themselves: the concept's covariance is gone, the task's is kept."""
+"""Constraints on the rows, and what changes nothing: units, offsets, codes, order, weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from problems import (
     METHODS,
     Data,
     assert_erased_in_mean,
+    assert_same,
+    change,
     conditions,
     draw_data,
     erase,
@@ -26,6 +28,140 @@ from problems import (
 import splince_fast as sf
 
 pytestmark = sensitive
+
+
+@given(exponent=st.floats(-12, 12), seed=st.integers(0, 2**20))
+@pytest.mark.parametrize("method", METHODS)
+def test_units_of_x_do_not_matter(method: str, exponent: float, seed: int) -> None:
+    data = draw_data(seed)
+    scaled = Data(data.x * 10.0**exponent, data.z, data.y)
+    found, expected = (erase(method, d.moments()) for d in (scaled, data))
+    # SAL depends on Sz alone: its condition stands in for that of S.
+    assert_same(change(found), change(expected), 10 * slack(data))
+
+
+@given(seed=st.integers(0, 2**20), spread=st.sampled_from([1.0, 6.0, 12.0]))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("method", ["splince", "leace"])
+def test_units_of_each_feature_do_not_matter(
+    method: str, dtype: Any, seed: int, spread: float
+) -> None:
+    """By powers of two, which round nothing, so that both see the same data."""
+    data = draw_data(seed)
+    x = data.x.astype(dtype)
+    exponents = np.random.default_rng(seed).uniform(-spread, spread, size=8) * 3.3
+    scale = (2.0 ** np.round(exponents)).astype(dtype)
+    labels = {"z": data.z, "y": data.y}
+    expected = erase(method, sf.Moments().update(x, labels))
+    found = erase(method, sf.Moments().update(x * scale, labels))
+    back = change(found) / scale[:, None] * scale
+    assert_same(back, change(expected), 1e-3 if dtype == np.float32 else slack(data))
+
+
+@many
+@given(seed=st.integers(0, 2**20), kappa=st.sampled_from([1.0, 30.0, 1e3]))
+@pytest.mark.parametrize("method", ["splince", "leace"])
+def test_commutes_with_any_affine_map_of_the_features(method: str, seed: int, kappa: float) -> None:
+    data = draw_data(seed)
+    rng = np.random.default_rng(seed)
+    bases = [np.linalg.qr(rng.normal(size=(8, 8)))[0] for _ in range(2)]
+    mixing = (bases[0] * np.geomspace(1, kappa, 8)) @ bases[1]
+    moved = Data(data.x @ mixing.T + rng.normal(size=8), data.z, data.y)
+    expected = mixing @ change(erase(method, data.moments())) @ np.linalg.inv(mixing)
+    bound = (slack(data) + slack(moved)) * kappa
+    assert_same(change(erase(method, moved.moments())), expected, bound)
+
+
+@many
+@given(seed=st.integers(0, 2**20))
+def test_sal_commutes_with_rotations_and_with_nothing_else(seed: int) -> None:
+    """Not with units of features: the control of the tests above."""
+    data = draw_data(seed)
+    turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(8, 8)))[0]
+    plain = change(erase("sal", data.moments()))
+    for mixing in (turn, turn * np.geomspace(1, 30, 8), np.diag(np.geomspace(1, 100, 8))):
+        moved = Data(data.x @ mixing.T, data.z, data.y)
+        expected = mixing @ plain @ np.linalg.inv(mixing)
+        error = np.linalg.norm(change(erase("sal", moved.moments())) - expected)
+        assert (error <= slack(data)) == (mixing is turn)
+
+
+@many
+@given(
+    seed=st.integers(0, 2**20), columns=st.integers(2, 12), exponent=st.integers(-9, 9),
+    role=st.sampled_from(["z", "y"]),
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
+def test_recoded_and_redundant_columns_do_not_matter(
+    method: str, seed: int, columns: int, exponent: int, role: str
+) -> None:
+    """Any columns with the same span give the same map: units, offsets, duplicates, surplus."""
+    rng = np.random.default_rng(seed)
+    data = draw_data(seed, ky=2)
+    hot = np.eye(3)[data.z][:, :2]
+    codes = {"z": hot, "y": data.y}
+    expected = erase(method, sf.Moments().update(data.x, codes))
+    basis = [np.linalg.qr(rng.normal(size=(columns, columns)))[0][:, :2],
+             np.linalg.qr(rng.normal(size=(2, 2)))[0]]  # fmt: skip
+    mixing = (basis[0] * np.array([1.0, 0.1])) @ basis[1].T * 10.0**exponent
+    codes[role] = codes[role] @ mixing.T + rng.normal(size=columns) * 10.0**exponent
+    found = erase(method, sf.Moments().update(data.x, codes))
+    assert found.rank == expected.rank == 2
+    # The recoding has condition 10.
+    assert_same(change(found), change(expected), 100 * slack(data))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_form_of_class_labels_does_not_matter(method: str) -> None:
+    data = draw_data(3, kz=4)
+    hot = np.eye(4)[data.z]
+    names = np.array(["b", "d", "a", "c"])[data.z]
+    forms: dict[str, Any] = {"classes": data.z, "names": names, "negative": -7 * data.z}
+    if method != "mean_projection":
+        forms |= {"one-hot": hot, "without one": hot[:, 1:], "twice": np.hstack([hot, hot])}
+    maps = [
+        change(erase(method, sf.Moments().update(data.x, {"z": form, "y": data.y})))
+        for form in forms.values()
+    ]
+    for other in maps[1:]:
+        assert_same(other, maps[0], slack(data))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_order_repetition_and_weight_of_rows_do_not_matter(method: str, dtype: Any) -> None:
+    """All rows twice, or of weight 1/8: what a denominator of n - 1 would make differ."""
+    data = draw_data(4)
+    x = data.x.astype(dtype)
+    order = np.random.default_rng(0).permutation(len(x))
+    variants = [
+        sf.Moments().update(x, {"z": data.z, "y": data.y}),
+        sf.Moments(block_rows=7).update(x[order], {"z": data.z[order], "y": data.y[order]}),
+        sf.Moments().update(
+            np.tile(x, (2, 1)), {"z": np.tile(data.z, 2), "y": np.tile(data.y, (2, 1))}
+        ),
+        sf.Moments().update(x, {"z": data.z, "y": data.y}, sample_weight=np.full(len(x), 0.125)),
+    ]
+    maps = [change(erase(method, moments)) for moments in variants]
+    bound = slack(data) * (1 if dtype == np.float64 else 2.0**29)  # float32: eps is 2^29 larger
+    for other in maps[1:]:
+        assert_same(other, maps[0], bound)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_offset_of_ten_thousand_deviations(method: str) -> None:
+    data = draw_data(5, kappa=10.0)
+    far = data.x - data.x.mean(axis=0) + 1e4 * data.x.std()
+    far = far.astype(np.float32).astype(np.float64)
+    near = far - np.round(far.mean(axis=0))
+    moved, still = (erase(method, Data(x, data.z, data.y).moments()) for x in (far, near))
+    assert_same(change(moved), change(still), slack(Data(far, data.z, data.y)))
+    difference = moved(far) - far - (still(near) - near)
+    # A row of size 1e4 is rounded by 1e4 eps in each of a few sums of 8.
+    assert np.abs(difference).max() <= 1e3 * slack(Data(near, data.z, data.y)) + 1e4 * 100 * EPS
+
+
+# --- both constraints on the rows themselves ------------------------------------------------------
 
 
 @many
