@@ -1,4 +1,4 @@
-"""Options of the methods: what each gives up, and what it refuses."""
+"""Options of the methods, and the selection of variables: what each does, and what it refuses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problems import Data, Float, draw_data, erase, ignored, report, told
+from problems import (
+    Data,
+    Float,
+    assert_erased_in_mean,
+    assert_same,
+    change,
+    covariance,
+    draw_data,
+    erase,
+    ignored,
+    report,
+    slack,
+    told,
+)
 
 import splince_fast as sf
+from splince_fast import exceptions as errors
 from splince_fast.exceptions import DroppedDirectionsWarning, InfeasibleError, InputError
 
 
@@ -123,3 +137,177 @@ def test_ranges_of_options(name: str) -> None:
 def test_levels_may_be_numbers_of_numpy() -> None:
     figures = report(sf.leace(draw_data(0).moments(), erase="z"))
     assert figures.certificate(delta=HALF) == figures.certificate(delta=0.5)
+
+
+# --- selections ----------------------------------------------------------------------------------
+
+
+REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    *(("leace", {"z": z}, errors.InputError, "erase is") for z in ([], None, 3, {"z"}, ["z", 3])),
+    ("leace", {"z": np.array([1.0])}, errors.InputError, "erase is"),
+    ("leace", {"z": ()}, errors.UnknownVariableError, r"\(\)"),
+    *((method, choice, errors.UnknownVariableError, r"'gender'.*'z'.*'y'") for method, choice in (
+        ("leace", {"z": "gender"}), ("splince", {"y": ["y", "gender"]}),
+        ("mean_projection", {"z": "gender"}))),
+    ("leace", {"z": ("z", "y")}, errors.UnknownVariableError, "joint="),
+    ("mean_projection", {"z": "y"}, errors.LabelError, r"'y'.*sal"),
+    *(("splince", {"y": y}, errors.InputError, "keep|directions") for y in (
+        {"y": 1}, [["a"]] * 8, [[1.0, 2.0], [3.0]], 3.0, ["y", np.ones(8)], None, np.ones((7, 2)),
+        np.ones((8, 2, 2)), np.ones((8, 1)) * 1j, np.ones((8, 0)))),
+    ("splince", {"y": np.zeros((8, 1))}, errors.ConstantVariableError, "keep|directions"),
+    ("splince", {"y": np.full((8, 1), np.nan)}, errors.NonFiniteError, "directions"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "selection", "error", "text"), REFUSED)
+def test_selections_that_are_refused(
+    method: str, selection: dict[str, Any], error: Any, text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        erase(method, draw_data(0).moments(), **selection)
+
+
+def test_missing_labels() -> None:
+    data, labelled = draw_data(24), np.arange(400) % 3 == 0
+    z = np.where(labelled, data.z.astype(object), None)
+    eraser = sf.leace(sf.Moments().update(data.x, {"z": z}), erase="z")
+    assert_erased_in_mean(eraser(data.x)[labelled], data.z[labelled])
+    with pytest.raises(sf.SplinceError, match="'z'"):
+        sf.leace(sf.Moments().update(data.x, {"z": [None] * 400}), erase="z")
+
+
+def test_several_erased_variables_and_their_columns_at_once() -> None:
+    data = draw_data(25, d=12)
+    rng = np.random.default_rng(0)
+    age = data.x[:, 3] + rng.normal(size=400)
+    moments = sf.Moments().update(data.x, {"z": data.z, "age": age, "y": data.y})
+    eraser, reverse = (erase("splince", moments, names) for names in (["z", "age"], ["age", "z"]))
+    clean = eraser(data.x)
+    assert eraser.rank == 3
+    assert_erased_in_mean(clean, data.z)
+    assert np.abs(covariance(clean, age)).max() < 1e-11
+    assert_same(change(reverse), change(eraser), slack(data))
+
+
+def test_joint_cells_are_erased_beyond_the_margins() -> None:
+    """The interaction of two variables is visible in x, and only their joint cells tell it."""
+    rng = np.random.default_rng(26)
+    a, b = rng.integers(0, 2, size=4000), rng.integers(0, 2, size=4000)
+    x = rng.normal(size=(4000, 6))
+    x[:, 0] += a ^ b
+    x[:, 1] += a
+    moments = sf.Moments(joint=[("a", "b")]).update(x, {"a": a, "b": b})
+    margins, cells = sf.leace(moments, erase=["a", "b"]), sf.leace(moments, erase=("a", "b"))
+    assert (margins.rank, cells.rank) == (2, 3)
+
+    def spread(eraser: sf.Projection) -> float:
+        clean = eraser(x)
+        means = [clean[(a == i) & (b == j)].mean(axis=0) for i in (0, 1) for j in (0, 1)]
+        return float(np.ptp(means, axis=0).max())
+
+    assert spread(cells) < 1e-11
+    assert spread(margins) > 0.5
+    both = sf.leace(moments, erase=["a", ("a", "b")])
+    assert_same(change(both), change(cells), 1e-11)
+
+
+def test_a_cascade_must_be_refitted_and_then_equals_the_joint_eraser() -> None:
+    data = draw_data(27, d=10, ky=1)
+    rng = np.random.default_rng(1)
+    other = (data.x @ rng.normal(size=10) + data.z > 0).astype(int)
+    labels = {"z": data.z, "o": other, "y": data.y}
+    moments = sf.Moments().update(data.x, labels)
+
+    def cascade(method: str, second: str, *, refit: bool) -> sf.Projection:
+        first = erase(method, moments)
+        seen = sf.Moments().update(first(data.x), labels) if refit else moments
+        return erase(second, seen, z="o") @ first
+
+    for method in ("leace", "splince"):
+        both = cascade(method, method, refit=True)
+        assert_erased_in_mean(both(data.x), data.z)
+        assert_erased_in_mean(both(data.x), other)
+        joint = erase(method, moments, z=["z", "o"])
+        np.testing.assert_allclose(both(data.x), joint(data.x), atol=1e-11)
+        # Fitted on the same moments, one brings back what the other erased.
+        clean = cascade(method, method, refit=False)(data.x)
+        assert (
+            np.abs(np.diff([clean[other == c].mean(axis=0) for c in (0, 1)], axis=0)).max() > 0.01
+        )
+    # Kept in the first stage only, the task is lost in the second.
+    half = covariance(cascade("splince", "leace", refit=True)(data.x), data.y)
+    assert np.linalg.norm(half - covariance(data.x, data.y)) > 1e-3 * np.linalg.norm(half)
+
+
+@pytest.mark.parametrize(
+    ("scale", "length"),
+    [(1e-15, 1.0), (1e-12, 1.0), (1e12, 1.0), (1e15, 1.0), (1.0, 1e-200), (1.0, 1e200)],
+)
+@pytest.mark.parametrize("method", ["splince", "sal that keeps"])
+def test_explicit_directions_of_any_length_in_any_units_of_x(
+    method: str, scale: float, length: float
+) -> None:
+    data, directions = draw_data(28), np.eye(8)[:, :2]
+    scaled = Data(data.x * scale, data.z, data.y)
+    found = erase(method, scaled.moments(), y=length * directions)
+    expected = erase(method, data.moments(), y=directions)
+    np.testing.assert_allclose(found.matrix() @ directions, directions, atol=1e-9)
+    assert_same(change(found), change(expected), 1e-9)
+
+
+def test_the_cross_covariance_as_directions_is_the_variable() -> None:
+    data = draw_data(29)
+    moments = data.moments()
+    by_direction = erase("splince", moments, y=moments.cross_covariance("y"))
+    assert_same(change(by_direction), change(erase("splince", moments)), slack(data))
+
+
+def frame(library: str) -> Any:
+    """Makes a data frame of the columns, or a series of a single one."""
+    frames = pytest.importorskip(library, reason=f"{library} is not installed")
+    return lambda a: (
+        frames.Series(a) if a.ndim == 1 else frames.DataFrame({"a": a[:, 0], "b": a[:, 1]})
+    )
+
+
+@pytest.mark.parametrize("form", [lambda a: a.tolist(), "pandas", "polars"])
+def test_forms_of_directions(form: Any) -> None:
+    make = frame(form) if isinstance(form, str) else form
+    moments = draw_data(30).moments()
+    array = np.random.default_rng(0).integers(-4, 5, size=(8, 2)).astype(float)
+    before = array.copy()
+    for method in ("splince", "sal that keeps"):
+        for columns in (array, array[:, 0]):
+            expected, given = erase(method, moments, y=columns).matrix(), make(columns)
+            np.testing.assert_array_equal(erase(method, moments, y=given).matrix(), expected)
+            np.testing.assert_array_equal(np.asarray(given), columns)  # only read
+        single = erase(method, moments, y=array[:, :1]).matrix()
+        np.testing.assert_array_equal(single, expected)
+        np.testing.assert_array_equal(array, before)
+
+
+def test_directions_off_the_support_stay_and_cost_nothing() -> None:
+    data = draw_data(31, n=10, d=20, kz=2, ky=1)
+    moments = data.moments()
+    centred = data.x - data.x.mean(axis=0)
+    null = np.linalg.svd(centred)[2][9:].T
+    eraser = erase("splince", moments, y=null[:, :3])
+    assert_same(change(eraser), change(erase("leace", moments)), 1e-10)
+    np.testing.assert_allclose(eraser.matrix() @ null, null, atol=1e-10)
+
+
+# The warning is of the bound, which knows what the directions are worth.
+@ignored("PrecisionWarning")
+@pytest.mark.parametrize(("gap", "rank"), [(1e-6, 2), (1e-10, 2), (1e-17, 1)])
+def test_directions_to_be_kept_count_down_to_rounding(gap: float, rank: int) -> None:
+    """Two directions so far apart span a plane, and both of its axes stay."""
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 500)
+    moments = sf.Moments().update(rng.normal(size=(500, 6)) + z[:, None], {"z": z})
+    u, v = np.linalg.qr(rng.normal(size=(6, 2)))[0].T
+    eraser = sf.splince(moments, erase="z", keep=np.stack([u, u + gap * v], axis=1))
+    assert report(eraser).variables[1].rank == rank
+    kept = [np.linalg.norm(eraser.matrix() @ axis - axis) for axis in (u, v)]
+    assert kept[0] < 1e-12
+    # The axis is known to the rounding of the directions over their gap.
+    assert (kept[1] < 1e-14 / gap) if rank == 2 else (kept[1] > 1e-3)
