@@ -262,30 +262,6 @@ def test_the_cross_covariance_as_directions_is_the_variable() -> None:
     assert_same(change(by_direction), change(erase("splince", moments)), slack(data))
 
 
-def frame(library: str) -> Any:
-    """Makes a data frame of the columns, or a series of a single one."""
-    frames = pytest.importorskip(library, reason=f"{library} is not installed")
-    return lambda a: (
-        frames.Series(a) if a.ndim == 1 else frames.DataFrame({"a": a[:, 0], "b": a[:, 1]})
-    )
-
-
-@pytest.mark.parametrize("form", [lambda a: a.tolist(), "pandas", "polars"])
-def test_forms_of_directions(form: Any) -> None:
-    make = frame(form) if isinstance(form, str) else form
-    moments = draw_data(30).moments()
-    array = np.random.default_rng(0).integers(-4, 5, size=(8, 2)).astype(float)
-    before = array.copy()
-    for method in ("splince", "sal that keeps"):
-        for columns in (array, array[:, 0]):
-            expected, given = erase(method, moments, y=columns).matrix(), make(columns)
-            np.testing.assert_array_equal(erase(method, moments, y=given).matrix(), expected)
-            np.testing.assert_array_equal(np.asarray(given), columns)  # only read
-        single = erase(method, moments, y=array[:, :1]).matrix()
-        np.testing.assert_array_equal(single, expected)
-        np.testing.assert_array_equal(array, before)
-
-
 def test_directions_off_the_support_stay_and_cost_nothing() -> None:
     data = draw_data(31, n=10, d=20, kz=2, ky=1)
     moments = data.moments()

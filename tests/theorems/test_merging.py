@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise, permutations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from naive_model import (
     tables,
 )
 
-from splince_fast import Moments, SplinceError
+from splince_fast import Moments
 from splince_fast.exceptions import IncompatibleMomentsError, LabelError
 
 same_width = st.integers(1, 4).flatmap(lambda d: st.lists(tables(width=d), min_size=2, max_size=4))
@@ -206,16 +205,3 @@ def test_classes_absent_from_the_first_block_or_from_one_worker() -> None:
         np.testing.assert_allclose(
             moments.cross_covariance("z")[:, order], whole.cross_covariance("z"), rtol=1e-11
         )
-
-
-@pytest.mark.parametrize("other", [3, "text", None, np.ones((2, 2)), [1]])
-def test_moments_combine_with_moments_only(other: Any) -> None:
-    moments = Moments().update(normal(4, 2))
-    before = state_bytes(moments)
-    with pytest.raises((TypeError, SplinceError)):
-        moments + other
-    with pytest.raises((TypeError, SplinceError)):
-        moments - other
-    with pytest.raises((TypeError, SplinceError)):
-        moments += other
-    assert state_bytes(moments) == before

@@ -4,10 +4,6 @@ change of the rows costs. The tolerances are those of `problems`.
 
 from __future__ import annotations
 
-import warnings
-from importlib.util import find_spec
-from typing import Any
-
 import numpy as np
 import pytest
 import scipy.linalg
@@ -165,42 +161,6 @@ def test_beats_two_thousand_random_feasible_perturbations() -> None:
         beaten["identity for the covariance"] += distortion(wrong + other) < distortion(wrong)
     assert beaten["best"] == 0
     assert beaten["identity for the covariance"] > 100
-
-
-# --- the reference implementation of LEACE -------------------------------------------------------
-
-
-def reference_leace(data: Data, **options: Any) -> Any:
-    """The eraser of the package concept_erasure without shrinkage, as a function on arrays."""
-    missing = [name for name in ("torch", "concept_erasure") if find_spec(name) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
-    import torch
-
-    with warnings.catch_warnings():
-        # Of torch.jit, at its import.
-        warnings.filterwarnings("ignore", r".*torch\.jit")
-        from concept_erasure import LeaceFitter
-
-    x, z = torch.from_numpy(data.x), torch.from_numpy(np.eye(data.z.max() + 1)[data.z])
-    return LeaceFitter.fit(x, z, shrinkage=False, constrain_cov_trace=False, **options).eraser
-
-
-@pytest.mark.parametrize("kz", [2, 5])
-@pytest.mark.parametrize("kappa", [1.0, 1e4, 1e8])
-@pytest.mark.parametrize(("n", "d"), [(3000, 20), (500, 100), (30, 60)])
-def test_leace_equals_concept_erasure(kz: int, kappa: float, n: int, d: int) -> None:
-    data = draw_data(2, n=n, d=d, kz=kz, kappa=kappa, mean=1.0)
-    reference = reference_leace(data, svd_tol=1e-9)
-    theirs = np.asarray((reference.proj_left @ reference.proj_right).numpy())
-    eraser, other = (erase(method, data.moments()) for method in ("leace", "sal"))
-    assert eraser.rank == kz - 1
-    kappa, q, _ = conditions(*data.covariances())
-    bound = 16 * d * EPS * (kappa + q)
-    assert bound < 1e-3  # a looser one would say nothing
-    assert_same(change(eraser), theirs, bound)
-    if kappa > 10:  # SAL is LEACE where S is close to the identity
-        assert np.linalg.norm(change(other) - theirs) > 100 * bound * np.linalg.norm(theirs)
 
 
 # --- orthogonal methods --------------------------------------------------------------------------
