@@ -189,6 +189,7 @@ def test_illegible_tables_are_refused(tmp_path: Path, name: str, text: str, mess
 # --- the recipe --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_recipe_agrees_with_the_shipped_array(
     tool: ModuleType, model: Any, data: professions.ProfessionData
 ) -> None:
