@@ -111,13 +111,6 @@ def test_variances_state_no_distortion_before_it_is_measured(method: Any) -> Non
     assert "not measured" not in str(measured) + measured.explain()
 
 
-def test_what_erases_nothing_changes_nothing() -> None:
-    X, labels = rows()
-    with pytest.warns(sf.exceptions.NothingErasedWarning):
-        eraser = sf.leace(variances(X * 0.0 + 1.0, labels), erase="z")
-    assert eraser.report.distortion == 0.0
-
-
 @pytest.mark.parametrize(("method", "what"), METHODS)
 def test_many_passes_give_the_eraser_of_the_covariance(method: Any, what: Any) -> None:
     X, labels = rows(d=12)
