@@ -260,11 +260,12 @@ def test_groups_stay_in_one_fold() -> None:
     apart, together, names, named = (
         clone(eraser).fit(x, **arguments)
         for arguments in (
-            {"concept": z}, {"concept": z, "groups": twice},
+            {"concept": z},
+            {"concept": z, "groups": twice},
             {"concept": z, "groups": [f"id {i}" for i in twice]},
             {"concept": {"groups": z}, "groups": twice},
         )
-    )  # fmt: skip
+    )
     assert together.report_.held_out.concept > 1.2 * apart.report_.held_out.concept
     assert names.report_.held_out is not None
     assert "groups" not in names.moments_.variables
@@ -367,9 +368,10 @@ def test_weak_features_are_named() -> None:
     source = [(frame[:300], {"z": z[:300]}), (frame[300:], {"z": z[300:]})]
     named, numbered = sf.Moments.from_blocks(source, folds=2), two_folds(x, z=z)
     for call, folds, names in (
-        (sf.leace, named, "'unit 0', 'unit 1'"), (sf.cross_report, named, "'unit 0', 'unit 1'"),
+        (sf.leace, named, "'unit 0', 'unit 1'"),
+        (sf.cross_report, named, "'unit 0', 'unit 1'"),
         (sf.leace, numbered, "0, 1"),
-    ):  # fmt: skip
+    ):
         with pytest.warns(errors.UnseenRowsWarning, match=rf"hardly vary .*\({names}\)") as found:
             result: Any = call(folds, erase="z")
         assert found[0].filename == __file__

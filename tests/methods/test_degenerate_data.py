@@ -1,7 +1,4 @@
-"""The methods where data are degenerate: singular covariances, rare, tiny and constant concepts.
-
-Modules: `methods.closed_forms`, `_solve.messages`.
-"""
+"""The methods where data are degenerate: singular covariances, rare, tiny and constant concepts."""
 
 from __future__ import annotations
 
@@ -252,9 +249,12 @@ def test_constant_variables_are_refused_by_name(value: float, classes: bool) -> 
     constant: Any = np.full(400, str(value) if classes else value)
     moments = sf.Moments().update(data.x, {"c": constant, "z": data.z, "y": data.y})
     for method, z, y in (
-        ("leace", "c", None), ("splince", "c", "y"), ("splince", "z", "c"),
-        ("splince", ["z", "c"], "y"), ("sal that keeps", "z", ["y", "c"]),
-    ):  # fmt: skip
+        ("leace", "c", None),
+        ("splince", "c", "y"),
+        ("splince", "z", "c"),
+        ("splince", ["z", "c"], "y"),
+        ("sal that keeps", "z", ["y", "c"]),
+    ):
         with pytest.raises(errors.ConstantVariableError, match="'c'"):
             erase(method, moments, z, y)
 

@@ -151,16 +151,19 @@ def test_ages_and_identifiers_in_eight_dimensions(method: Any, values: int) -> N
         eraser, (note,) = notes_of(method, source, "age")
         assert eraser.rank == 8
         for part in (
-            f"'age' was read as {values} classes", "8 of 8 dimensions", "100% of its variance",
+            f"'age' was read as {values} classes",
+            "8 of 8 dimensions",
+            "100% of its variance",
             "kinds={'age': 'continuous'} or cast it to float",
-        ):  # fmt: skip
+        ):
             assert part in note
         assert note in str(eraser.report)
     # The remedies, and classes that are meant.
     for kinds, column, rank in (
-        ({"age": "continuous"}, quantity, 1), ({}, quantity + 0.5, 1),
+        ({"age": "continuous"}, quantity, 1),
+        ({}, quantity + 0.5, 1),
         ({"age": "classes"}, quantity, 8),
-    ):  # fmt: skip
+    ):
         eraser, notes = notes_of(method, sf.Moments(kinds=kinds).update(x, {"age": column}), "age")
         assert (eraser.rank, notes) == (rank, [])
 

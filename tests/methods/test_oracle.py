@@ -300,8 +300,10 @@ def test_one_span_is_feasible_with_labels_and_names_the_way_out() -> None:
     with pytest.raises(InfeasibleError, match=r"combination .*1 - rho_o = "):
         sf.oracle(
             sf.Moments(by="z").update(X, {"z": labels["z"], "y": labels["z"]}),
-            erase="z", keep="y", missing="raise",
-        )  # fmt: skip
+            erase="z",
+            keep="y",
+            missing="raise",
+        )
 
 
 @pytest.mark.parametrize("noise", [1e-4, 0.0])

@@ -146,10 +146,12 @@ SHARED: dict[str, tuple[NDArray[Any], NDArray[Any], str]] = {
     "rows reversed": (TABLE[:7], TABLE[6::-1], "overlaps"),
     "transposed": (TABLE[:7], TABLE[:7].T, "overlaps"),
     "windows of a line": (
-        TABLE[:5], np.lib.stride_tricks.sliding_window_view(LINE, 7, writeable=True)[:5], "share"
+        TABLE[:5],
+        np.lib.stride_tricks.sliding_window_view(LINE, 7, writeable=True)[:5],
+        "share",
     ),
     "a repeated row": (TABLE[:5], np.lib.stride_tricks.as_strided(LINE, (5, 7), (0, 8)), "share"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SHARED)

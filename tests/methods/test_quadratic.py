@@ -1,7 +1,4 @@
-"""Quadratic erasure through moments: guarantees, least change, shrinkage, refusals, any rows.
-
-Modules: `methods.quadratic`, `_solve.class_maps`.
-"""
+"""Quadratic erasure through moments: guarantees, least change, shrinkage, refusals, any rows."""
 
 from __future__ import annotations
 

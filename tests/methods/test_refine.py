@@ -1,7 +1,4 @@
-"""Passes over the rows once more: never worse, exact in what they report, dense in the limit.
-
-Modules: `methods.refine`.
-"""
+"""Passes over the rows once more: never worse, exact in what they report, dense in the limit."""
 
 from __future__ import annotations
 
@@ -42,8 +39,9 @@ def variances(X: Any, labels: Any) -> sf.Moments:
 
 
 METHODS: list[tuple[Any, dict[str, Any]]] = [
-    (sf.leace, {"erase": "z"}), (sf.splince, {"erase": "z", "keep": "y"}),
-]  # fmt: skip
+    (sf.leace, {"erase": "z"}),
+    (sf.splince, {"erase": "z", "keep": "y"}),
+]
 
 
 def test_a_source_may_read_the_moments_that_its_passes_refine() -> None:

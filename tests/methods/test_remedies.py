@@ -63,7 +63,8 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
     "many classes: LEACE": (estimator(sf.LEACE, YEARS), "as 60 classes"),
     "identifiers: update": (lambda **o: moments(AGE, **o), "more than 1,000"),
     "identifiers: encode_one": (
-        copied(lambda column: labels.encode_one(column, N, name="z"), AGE), "more than 1,000",
+        copied(lambda column: labels.encode_one(column, N, name="z"), AGE),
+        "more than 1,000",
     ),
     **{
         f"{message}: {entry}": (copied(function, column), message)
@@ -75,15 +76,14 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
         )
     },
     "floats: Folds": (
-        lambda **o: sf.Folds(2, **o).update(X, {"z": GRADES}), "floats, read as numbers",
+        lambda **o: sf.Folds(2, **o).update(X, {"z": GRADES}),
+        "floats, read as numbers",
     ),
     "floats: LEACE": (estimator(sf.LEACE, GRADES), "floats, read as numbers"),
     "floats: erase": (lambda **o: sf.erase(X, GRADES, **o), "floats, read as numbers"),
     "texts: erase": (lambda **o: sf.erase(X, TEXTS, **o), "looks like a missing value"),
     "no class means": (
-        lambda **o: sf.mean_projection(
-            sf.Moments(**o).update(X, {"z": GRADES.clip(1)}), erase="z"
-        ),
+        lambda **o: sf.mean_projection(sf.Moments(**o).update(X, {"z": GRADES.clip(1)}), erase="z"),
         "has no class means",
     ),
     "infeasible: splince": (
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
         ),
         "have no label",
     ),
-}  # fmt: skip
+}
 
 
 def told(call: Callable[..., Any], *arguments: Any, **options: Any) -> list[str]:

@@ -5,8 +5,6 @@ that Ty and Sy are. Two computations of B differ by the condition of T on its su
 that of the whitened Cov(t, y), q, and by the rounding of the covariances of n rows (`problems`).
 In unlike units the bound of the constraints, 1e-9 of the deviation of each feature, is far above
 the rounding of the sums and far below any covariance of the problems.
-
-Module: `_solve.restore`.
 """
 
 from __future__ import annotations
@@ -298,8 +296,9 @@ def test_the_error_names_the_combination_that_is_lost() -> None:
     lost = residue(x, x[:, 0])  # the sum of the columns of y is gone
     erased = sf.leace(before, erase="z")(x)
     for t, keep, text in (
-        (lost, "y", r"combination 1 y\[(0|1)\] \+ 1 y\[(0|1)\] "), (erased, "z", r"\[z = "),
-    ):  # fmt: skip
+        (lost, "y", r"combination 1 y\[(0|1)\] \+ 1 y\[(0|1)\] "),
+        (erased, "z", r"\[z = "),
+    ):
         after = sf.Moments().update(t, {"y": y, "z": z})
         with pytest.raises(errors.InfeasibleError, match=text) as caught:
             sf.repair(after, before=before, keep=keep)

@@ -164,8 +164,9 @@ def test_arrays_of_another_shape_or_without_a_head_are_refused(tmp_path: Path) -
     tensors, metadata = files.read(path, professions.KIND, 1)
     states = tensors["activations"]
     for held, text in (
-        (tensors | {"activations": states[:-1]}, "shape"), ({"activations": states}, "incomplete"),
-    ):  # fmt: skip
+        (tensors | {"activations": states[:-1]}, "shape"),
+        ({"activations": states}, "incomplete"),
+    ):
         files.write(path, professions.KIND, 1, held, metadata)
         with pytest.raises(FileFormatError, match=text):
             professions.load(folder)

@@ -1,8 +1,6 @@
 """One factor for many erasers: the same results as from the moments, at a fraction of the cost.
 
 Shrinkage has the intensity of scikit-learn.
-
-Modules: `methods.fit`, `moments.statistics`, `_solve.factor`.
 """
 
 from __future__ import annotations

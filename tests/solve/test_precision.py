@@ -394,9 +394,10 @@ def test_noise_beside_features_of_any_units_counts_as_constant(scale: float, kin
         sf.Moments(covariance_type=kind).update(part, labels) for part in (x, x[:, others])
     )
     calls: list[tuple[Any, dict[str, Any], Any]] = [
-        (sf.splince, {"keep": "y"}, y), (sf.leace, {}, None),
+        (sf.splince, {"keep": "y"}, y),
+        (sf.leace, {}, None),
         (sf.splince, {"keep": "y", "refine": [(x, labels)]}, y),
-    ]  # fmt: skip
+    ]
     for call, more, kept in calls[: 2 if kind == "full" else 3]:
         eraser = call(moments, erase="z", **more)
         assert eraser.rank == 2

@@ -9,8 +9,6 @@ backward stable in every step (whitening, orthonormal bases, k x k algebra) obey
 
 where d covers the lengths of the sums and 8 the handful of steps. The first three hold for every
 factor L, exact or not, so kappa does not occur in them, and so they cannot tell a wrong S.
-
-Modules: `_solve.oblique`, `_solve.tolerances`.
 """
 
 from __future__ import annotations

@@ -91,9 +91,11 @@ def test_sal_commutes_with_rotations_and_with_nothing_else(seed: int) -> None:
 
 @many
 @given(
-    seed=st.integers(0, 2**20), columns=st.integers(2, 12), exponent=st.integers(-9, 9),
+    seed=st.integers(0, 2**20),
+    columns=st.integers(2, 12),
+    exponent=st.integers(-9, 9),
     role=st.sampled_from(["z", "y"]),
-)  # fmt: skip
+)
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
 def test_recoded_and_redundant_columns_do_not_matter(
     method: str, seed: int, columns: int, exponent: int, role: str
@@ -104,8 +106,10 @@ def test_recoded_and_redundant_columns_do_not_matter(
     hot = np.eye(3)[data.z][:, :2]
     codes = {"z": hot, "y": data.y}
     expected = erase(method, sf.Moments().update(data.x, codes))
-    basis = [np.linalg.qr(rng.normal(size=(columns, columns)))[0][:, :2],
-             np.linalg.qr(rng.normal(size=(2, 2)))[0]]  # fmt: skip
+    basis = [
+        np.linalg.qr(rng.normal(size=(columns, columns)))[0][:, :2],
+        np.linalg.qr(rng.normal(size=(2, 2)))[0],
+    ]
     mixing = (basis[0] * np.array([1.0, 0.1])) @ basis[1].T * 10.0**exponent
     codes[role] = codes[role] @ mixing.T + rng.normal(size=columns) * 10.0**exponent
     found = erase(method, sf.Moments().update(data.x, codes))
