@@ -161,15 +161,6 @@ def test_bound_is_the_quantile_of_equal_covariances(delta: float) -> None:
     assert not few.variables[0].noise.by_class
 
 
-def test_of_equal_covariances_by_changes_nothing_but_by_their_noise() -> None:
-    X, z = Population(20000, 6, rare=0.3).draw(np.random.default_rng(1))
-    own, plain = (report_of(X, z, by) for by in ("z", None))
-    assert limit_of(own) == pytest.approx(limit_of(plain), rel=0.02)
-    assert own.variables[0].expected == pytest.approx(plain.variables[0].expected, rel=0.02)
-    assert own.variables[0].noise.by_class
-    assert not plain.variables[0].noise.by_class
-
-
 def test_classes_divide_delta_and_the_widest_counts() -> None:
     """A twin of the noise, from rows, with the vectors that the whitened means span."""
     rng, n, d, k = np.random.default_rng(2), 2000, 6, 4

@@ -176,19 +176,6 @@ def test_missing_labels() -> None:
         sf.leace(sf.Moments().update(data.x, {"z": [None] * 400}), erase="z")
 
 
-def test_several_erased_variables_and_their_columns_at_once() -> None:
-    data = draw_data(25, d=12)
-    rng = np.random.default_rng(0)
-    age = data.x[:, 3] + rng.normal(size=400)
-    moments = sf.Moments().update(data.x, {"z": data.z, "age": age, "y": data.y})
-    eraser, reverse = (erase("splince", moments, names) for names in (["z", "age"], ["age", "z"]))
-    clean = eraser(data.x)
-    assert eraser.rank == 3
-    assert_erased_in_mean(clean, data.z)
-    assert np.abs(covariance(clean, age)).max() < 1e-11
-    assert_same(change(reverse), change(eraser), slack(data))
-
-
 def test_joint_cells_are_erased_beyond_the_margins() -> None:
     """The interaction of two variables is visible in x, and only their joint cells tell it."""
     rng = np.random.default_rng(26)
