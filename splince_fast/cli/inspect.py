@@ -11,7 +11,6 @@ from splince_fast._runtime.files import kind_of
 
 if TYPE_CHECKING:
     from splince_fast.moments import Moments
-    from splince_fast.projection import Eraser
     from splince_fast.report import Report
 
 

@@ -1,12 +1,8 @@
-"""The methods where data are degenerate: singular covariances, rare, tiny and constant concepts.
-
-Modules: `methods.closed_forms`, `_solve.oblique`.
-"""
+"""The methods where data are degenerate: singular covariances, rare, tiny and constant concepts."""
 
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,83 +14,70 @@ from hypothesis import strategies as st
 from problems import (
     EPS,
     METHODS,
-    assert_erased,
+    assert_constraints,
     assert_same,
     change,
     conditions,
     draw_data,
     erase,
+    ignored,
+    indicators,
     many,
+    moved,
     report,
+    sensitive,
+    told,
     two_labels,
+    within_bounds,
 )
 
 import splince_fast as sf
+from splince_fast import exceptions as errors
 
-# Conditions and units far beyond the digits of float32 are the subject.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
-)
+pytestmark = sensitive
 
 # --- rank-deficient covariances ------------------------------------------------------------------
 
 
+DEFICIENT = {
+    "dead": 2, "nearly dead": 1, "duplicated": 2, "combined": 2, "unit norm": 0, "sums to one": 1,
+    "wide": 36,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("method", ["splince", "leace"])
-@pytest.mark.parametrize(
-    "kind", ["dead", "nearly dead", "duplicated", "combined", "unit norm", "sums to one", "wide"]
-)
+@pytest.mark.parametrize("kind", DEFICIENT)
 def test_rank_deficient_features(method: str, kind: str, dtype: Any) -> None:
     rng = np.random.default_rng(6)
     n, d = (25, 60) if kind == "wide" else (400, 10)
-    x = rng.normal(size=(n, d))
+    x, missing = rng.normal(size=(n, d)), DEFICIENT[kind]
     labels = two_labels(rng, x)
-    missing = 0
     if kind == "dead":
-        x[:, [2, 7]], missing = [0.0, 0.1], 2
+        x[:, [2, 7]] = [0.0, 0.1]
     elif kind == "nearly dead":
         x[:, 2] = 1e3 + 1.1e-13 * rng.integers(-2, 3, size=n)  # roundings of its mean
-        missing = 1
     elif kind == "duplicated":
-        x[:, 8:], missing = x[:, :2], 2
+        x[:, 8:] = x[:, :2]
     elif kind == "combined":
-        x[:, 8:] = np.round(64 * x[:, :8]) / 64 @ rng.integers(-3, 4, size=(8, 2))
-        x[:, :8], missing = np.round(64 * x[:, :8]) / 64, 2
+        x[:, :8] = np.round(64 * x[:, :8]) / 64
+        x[:, 8:] = x[:, :8] @ rng.integers(-3, 4, size=(8, 2))
     elif kind == "unit norm":
         x /= np.linalg.norm(x, axis=1, keepdims=True)
     elif kind == "sums to one":
         x = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
-        missing = 1
-    elif kind == "wide":
-        missing = d - n + 1
     x = x.astype(dtype)
-    moments = sf.Moments().update(x, labels)
-    eraser = erase(method, moments)
+    eraser = erase(method, sf.Moments().update(x, labels))
     assert report(eraser).rank_covariance == d - missing
-    assert_erased(eraser, x, labels)
-    for variable in report(eraser).variables:
-        assert variable.residual <= variable.bound
+    assert_constraints(x, indicators(labels["z"]), None, eraser)
+    assert within_bounds(report(eraser))
     # Off the support of x nothing is known, and nothing is done.
     centred = x.astype(np.float64) - x.astype(np.float64).mean(axis=0)
-    null = np.linalg.svd(centred / np.linalg.norm(centred, axis=0).clip(1e-12))[2][d - missing :].T
-    null = null / np.linalg.norm(centred, axis=0).clip(1e-12)[:, None]
+    units = np.linalg.norm(centred, axis=0).clip(1e-12)
+    null = np.linalg.svd(centred / units)[2][d - missing :].T / units[:, None]
     null /= np.linalg.norm(null, axis=0)
-    precision = float(np.finfo(dtype).eps)
-    np.testing.assert_allclose(eraser.matrix() @ null, null, atol=1e4 * precision)
-
-
-@pytest.mark.parametrize("rare", [1e-1, 1e-2, 1e-3, 1e-4])
-def test_one_hot_features_with_a_rare_category(rare: float) -> None:
-    """A held-out row whose shares do not sum to one is off the support, and stays there."""
-    rng = np.random.default_rng(1)
-    shares = np.array([0.3, 0.25, 0.2, 0.15, 0.1 - rare, rare])
-    category = rng.choice(6, size=20_000, p=shares / shares.sum())
-    x = np.eye(6)[category] * 5 + rng.gamma(1, size=(20_000, 6)) * np.array([1, 1, 1, 1, 1, rare])
-    x /= x.sum(axis=1, keepdims=True)
-    labels = {"z": category % 2, "y": category // 2 == 1}
-    eraser = sf.splince(sf.Moments().update(x, labels), erase="z", keep="y")
-    assert report(eraser).rank_covariance == 5
-    np.testing.assert_allclose(eraser.matrix() @ np.ones(6), 1.0, atol=1e-10)
+    atol = 1e4 * float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(eraser.matrix() @ null, null, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -112,33 +95,18 @@ def test_concept_that_lives_in_the_difference_of_two_nearly_equal_features(
     x[:, 1] = x[:, 0] - size * (z == 2)
     x[:, 0] += size * (z == 2)
     x = x.astype(dtype)
-    moments = sf.Moments().update(x, {"z": z})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        eraser = sf.leace(moments, erase="z")
+    eraser, caught = told(sf.leace, sf.Moments().update(x, {"z": z}), erase="z")
     resolved = dtype is np.float64 and size == 1e-6
-    assert [w.category for w in caught] == ([] if resolved else [sf.exceptions.PrecisionWarning])
+    assert [type(w) for w in caught] == ([] if resolved else [errors.PrecisionWarning])
+    assert all("drop copies of features" in str(w) for w in caught)
     assert eraser.rank == 2
     assert report(eraser).variables[0].residual <= max(report(eraser).variables[0].bound, 1e-9)
     wide = x.astype(np.float64)
     clean = eraser(wide)
     # Two directions of twenty, and of them only one with a visible share of the variance.
-    moved = ((clean - wide) ** 2).sum() / ((wide - wide.mean(axis=0)) ** 2).sum()
-    assert moved < 0.5
+    assert moved(clean, wide) < 0.5
     trace = clean[:, 0] - clean[:, 1]
-    gap = trace[z == 2].mean() - trace[z != 2].mean()
-    assert abs(gap) < 1e-2 * 2 * size
-
-
-def test_n_below_d_without_noise_interpolates() -> None:
-    """With n <= d rows the labels are linear functions of x: LEACE erases them wholly."""
-    rng = np.random.default_rng(9)
-    x, labels = rng.normal(size=(20, 50)), {"z": np.arange(20) % 2, "y": np.arange(20) // 10}
-    figures = report(sf.splince(sf.Moments().update(x, labels), erase="z", keep="y"))
-    assert figures.variables[0].singular_values[0] == pytest.approx(1.0, abs=1e-12)
-    # Balanced labels are uncorrelated, and then so are their predictions: nothing is paid for y.
-    assert figures.cosines[0] == pytest.approx(0.0, abs=1e-12)
-    assert figures.distortion == pytest.approx(figures.distortion_leace, rel=1e-12)
+    assert abs(trace[z == 2].mean() - trace[z != 2].mean()) < 1e-2 * 2 * size
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -155,15 +123,16 @@ def test_two_rows_or_one_feature(n: int, d: int, dtype: Any) -> None:
         np.testing.assert_allclose(clean, np.tile(x.mean(axis=0), (n, 1)), atol=1e-6)
         assert d > 1 or abs(eraser.matrix()[0, 0]) <= 8 * EPS
     for method in ("splince", "sal that keeps"):
-        with pytest.raises(sf.exceptions.InfeasibleError):
+        with pytest.raises(errors.InfeasibleError):
             erase(method, moments)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_row_has_no_concept(method: str) -> None:
-    moments = sf.Moments().update(np.ones((1, 4)), {"z": [1], "y": [0.5]})
-    with pytest.raises(sf.exceptions.ConstantVariableError, match="'z'"):
-        erase(method, moments)
+def test_no_row_and_one_row_have_no_concept(method: str) -> None:
+    with pytest.raises(errors.ConstantVariableError, match="'z'"):
+        erase(method, sf.Moments().update(np.ones((1, 4)), {"z": [1], "y": [0.5]}))
+    with pytest.raises((errors.NotEnoughDataError, errors.UnknownVariableError)):
+        erase(method, sf.Moments())
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -174,18 +143,18 @@ def test_more_classes_than_the_support_has_room_for(dtype: Any) -> None:
     z, y = np.arange(9) % 5, (np.arange(9) * 2) % 9 % 6
     moments = sf.Moments().update(x, {"z": z, "y": y})
     assert erase("leace", moments).rank == 4
-    with pytest.raises(sf.exceptions.InfeasibleError, match=r"'y'.*'z'"):
+    with pytest.raises(errors.InfeasibleError, match=r"'y'.*'z'"):
         erase("splince", moments)
-    with pytest.warns(sf.exceptions.DroppedDirectionsWarning):
+    with pytest.warns(errors.DroppedDirectionsWarning):
         eraser = erase("splince", moments, on_infeasible="drop")
     joint = np.column_stack([np.eye(5)[z], np.eye(6)[y]])
     shared = 4 + 5 - (np.linalg.matrix_rank(joint) - 1)
     assert shared > 0
     assert report(eraser).dropped == shared
-    assert_erased(eraser, x, {"z": z})
+    assert_constraints(x, indicators(z), None, eraser)
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
+@ignored("LabelFeatureWarning")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scale", [0.0, 1e-12, 1.0, 1e12])
 def test_rows_without_a_trace_erase_nothing_and_say_so(method: str, scale: float) -> None:
@@ -197,40 +166,26 @@ def test_rows_without_a_trace_erase_nothing_and_say_so(method: str, scale: float
         x += [1.0, -3.0, 1e6, 0.0, 0.1, 1e-6]
     y = x[order, 0] if scale else np.arange(600) % 3
     moments = sf.Moments().update(x[order], {"z": z[order], "y": y})
-    with pytest.warns(sf.exceptions.NothingErasedWarning, match="'z'"):
+    with pytest.warns(errors.NothingErasedWarning, match="'z'"):
         eraser = erase(method, moments)
-    assert eraser.rank == 0
+    assert (eraser.rank, report(eraser).distortion) == (0, 0.0)
     np.testing.assert_array_equal(eraser.matrix(), np.eye(6))
     np.testing.assert_array_equal(eraser(x), x)
     assert report(eraser).warnings
 
 
-@pytest.mark.parametrize("options", [{}, {"strength": 0.0}])
-def test_constant_data_stay_as_they_are_with_labels(options: dict[str, Any]) -> None:
-    x, labels = np.tile([1.0, 0.0, 1e6], (60, 1)), {"z": np.arange(60) % 3, "y": np.arange(60) % 4}
-    moments = sf.Moments(by="z").update(x, labels)
-    eraser = sf.oracle(moments, erase="z", keep="y", missing="raise", **options)
-    np.testing.assert_array_equal(eraser(x, labels), x)
-    assert eraser.report.oracle == sf.report.OracleFit(0.0, None)
-
-
 @pytest.mark.parametrize("keep", [None, "y"])
-def test_classes_that_are_points_become_their_mean(keep: str | None) -> None:
-    z = np.arange(60) % 3
-    for x in (np.tile([1.0, 0.0, 1e6], (60, 1)), np.eye(3)[z]):
-        moments = sf.Moments(by="z").update(x, {"z": z, "y": np.arange(60) % 4})
+def test_constant_rows_and_classes_that_are_points(keep: str | None) -> None:
+    labels = {"z": np.arange(60) % 3, "y": np.arange(60) % 4}
+    constant, points = np.tile([1.0, 0.0, 1e6], (60, 1)), np.eye(3)[labels["z"]]
+    for x in (constant, points):
+        moments = sf.Moments(by="z").update(x, labels)
         eraser = sf.quadratic(moments, erase="z", keep=keep, shrinkage=0.5)
-        np.testing.assert_allclose(eraser(x, {"z": z}), x.mean(axis=0) + 0 * x, atol=1e-15)
-
-
-def test_a_kept_variable_without_a_trace_costs_nothing() -> None:
-    rng = np.random.default_rng(13)
-    x, y = np.tile(rng.normal(size=(300, 6)), (2, 1)), np.repeat([0, 1], 300)
-    z = (x[:, 0] > 0).astype(int)
-    moments = sf.Moments().update(x, {"z": z, "y": y})
-    eraser = sf.splince(moments, erase="z", keep="y")
-    assert_same(change(eraser), change(sf.leace(moments, erase="z")), 1e-12)
-    assert report(eraser).rho == 0.0
+        np.testing.assert_allclose(eraser(x, labels), x.mean(axis=0) + 0 * x, atol=1e-15)
+    moments = sf.Moments(by="z").update(constant, labels)
+    oracle = sf.oracle(moments, erase="z", keep=keep, missing="raise")
+    np.testing.assert_array_equal(oracle(constant, labels), constant)
+    assert oracle.report.distortion == 0.0
 
 
 # --- solvers -------------------------------------------------------------------------------------
@@ -260,21 +215,6 @@ def test_cholesky_refuses_a_singular_covariance(method: str) -> None:
     assert erase(method, data.moments(), solver="cholesky", shrinkage=0.1).rank == 1
 
 
-@pytest.mark.parametrize("method", ["splince", "leace"])
-@pytest.mark.parametrize("policy", ["keep", "drop"])
-def test_null_space_of_dead_features(method: str, policy: str) -> None:
-    rng = np.random.default_rng(14)
-    x = rng.normal(size=(200, 6))
-    labels = two_labels(rng, x)
-    x[:, 3] = 2.5
-    eraser = erase(method, sf.Moments().update(x, labels), null_space=policy)
-    unit = np.eye(6)[3]
-    np.testing.assert_allclose(eraser.matrix() @ unit, unit if policy == "keep" else 0 * unit)
-    assert eraser.rank == (1 if policy == "keep" else 2)
-    # On the data, where the feature never leaves its mean, the policies agree.
-    np.testing.assert_allclose(eraser(x)[:, 3], 2.5)
-
-
 def test_directions_across_constant_features_are_kept_when_the_null_space_is_dropped() -> None:
     rng = np.random.default_rng(0)
     z = rng.integers(0, 2, 300)
@@ -289,24 +229,6 @@ def test_directions_across_constant_features_are_kept_when_the_null_space_is_dro
 
 
 # --- concepts that are rare, small, constant, repeated ------------------------------------------
-
-
-@pytest.mark.parametrize("members", [200, 20, 2, 1])
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("method", METHODS)
-def test_rare_concept_far_from_the_rest(method: str, dtype: Any, members: int) -> None:
-    """Prevalence down to 5e-5, class means 3.5 deviations apart."""
-    rng = np.random.default_rng(15)
-    n = 20_000
-    z = np.zeros(n, dtype=int)
-    z[rng.choice(n, size=members, replace=False)] = 1
-    x = (rng.normal(size=(n, 6)) + 3.5 * z[:, None] * np.eye(6)[0]).astype(dtype)
-    y = (x[:, 1] + 0.3 * x[:, 0] > 0).astype(int)
-    eraser = erase(method, sf.Moments().update(x, {"z": z, "y": y}))
-    clean = eraser(x.astype(np.float64))
-    gap = clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)
-    # Covariances err by eps; the gap divides them by the prevalence.
-    assert np.abs(gap).max() <= 1e3 * EPS * n / members * np.linalg.norm(eraser.matrix(), 2)
 
 
 @pytest.mark.parametrize("unit", [1e-100, 1e-9, 1e-3, 1.0, 1e9, 1e100])
@@ -324,19 +246,17 @@ def test_units_of_continuous_variables_do_not_matter(method: str, unit: float) -
 @pytest.mark.parametrize("classes", [True, False])
 def test_constant_variables_are_refused_by_name(value: float, classes: bool) -> None:
     data = draw_data(0)
-    constant: Any = np.full(400, value)
-    if classes:
-        constant = np.full(400, str(value))
+    constant: Any = np.full(400, str(value) if classes else value)
     moments = sf.Moments().update(data.x, {"c": constant, "z": data.z, "y": data.y})
-    for call in (
-        lambda: sf.leace(moments, erase="c"),
-        lambda: sf.splince(moments, erase="c", keep="y"),
-        lambda: sf.splince(moments, erase="z", keep="c"),
-        lambda: sf.splince(moments, erase=["z", "c"], keep="y"),
-        lambda: sf.sal(moments, erase="z", keep=["y", "c"]),
+    for method, z, y in (
+        ("leace", "c", None),
+        ("splince", "c", "y"),
+        ("splince", "z", "c"),
+        ("splince", ["z", "c"], "y"),
+        ("sal that keeps", "z", ["y", "c"]),
     ):
-        with pytest.raises(sf.exceptions.ConstantVariableError, match="'c'"):
-            call()
+        with pytest.raises(errors.ConstantVariableError, match="'c'"):
+            erase(method, moments, z, y)
 
 
 def test_a_column_that_varies_by_rounding_of_its_size_is_constant() -> None:
@@ -344,17 +264,10 @@ def test_a_column_that_varies_by_rounding_of_its_size_is_constant() -> None:
     for step, constant in ((2.0**-33, True), (2.0**-24, False)):  # 64 eps 1e6 is 1.4e-8
         moments = sf.Moments().update(X, {"t": 1e6 + step * (np.arange(40) % 2)})
         if constant:
-            with pytest.raises(sf.exceptions.ConstantVariableError):
+            with pytest.raises(errors.ConstantVariableError):
                 sf.leace(moments, erase="t")
         else:
             assert sf.leace(moments, erase="t").rank == 1
-
-
-def test_constant_columns_beside_varying_ones_are_no_matter() -> None:
-    data = draw_data(0)
-    padded = np.column_stack([np.full(400, 0.1), data.y, np.zeros(400)])
-    found = sf.Moments().update(data.x, {"z": data.z, "y": padded})
-    assert_same(change(erase("splince", found)), change(erase("splince", data.moments())), 1e-12)
 
 
 FUNCTIONS_OF_Z: dict[str, Any] = {
@@ -377,18 +290,17 @@ def test_task_that_is_a_function_of_the_concept(
     data = draw_data(17, n=n, d=12, kz=4, kappa=kappa)
     y = FUNCTIONS_OF_Z[kind](data.z)
     moments = sf.Moments().update(data.x.astype(dtype), {"gender": data.z, "job": y})
-    with pytest.raises(sf.exceptions.InfeasibleError) as caught:
+    with pytest.raises(
+        errors.InfeasibleError, match=r"principal cosine (0\.9999\d*|1\b)"
+    ) as caught:
         sf.splince(moments, erase="gender", keep="job")
     text = str(caught.value)
-    assert "'gender'" in text
-    assert "'job'" in text
     assert caught.value.cosine == pytest.approx(1.0, abs=1e-6)
-    assert re.search(r"principal cosine 0\.9999\d*|principal cosine 1\b", text)
     amplification = float(re.search(r"amplification ([\d.e+inf]+)", text)[1])  # type: ignore[index]
     assert amplification > 1e5
-    for way_out in ("on_infeasible='drop'", "max_amplification=", "leace"):
-        assert way_out in text
-    with pytest.warns(sf.exceptions.DroppedDirectionsWarning, match="'job'"):
+    for part in ("'gender'", "'job'", "on_infeasible='drop'", "max_amplification=", "leace"):
+        assert part in text
+    with pytest.warns(errors.DroppedDirectionsWarning, match="'job'"):
         eraser = sf.splince(moments, erase="gender", keep="job", on_infeasible="drop")
     assert eraser.rank == 3
     assert report(eraser).variables[0].residual <= report(eraser).variables[0].bound
@@ -400,20 +312,8 @@ def test_many_rows_do_not_blur_what_is_infeasible() -> None:
     z = np.sort(rng.integers(0, 2, size=300_000))
     x = rng.normal(size=(len(z), 3)) + z[:, None] + np.linspace(0, 30, len(z))[:, None]
     moments = sf.Moments().update(x, {"z": z, "y": 0.3 * z + 0.1})
-    with pytest.raises(sf.exceptions.InfeasibleError):
+    with pytest.raises(errors.InfeasibleError):
         sf.splince(moments, erase="z", keep="y")
-
-
-@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
-def test_nearly_the_same_variable_is_feasible_and_costly() -> None:
-    rng = np.random.default_rng(19)
-    x = rng.normal(size=(2000, 6))
-    z = x[:, 0]
-    moments = sf.Moments().update(x, {"z": z, "y": z + 1e-5 * x[:, 1]})
-    with pytest.warns(sf.exceptions.PrecisionWarning, match="max_amplification"):
-        eraser = sf.splince(moments, erase="z", keep="y")
-    assert report(eraser).amplification == pytest.approx(1e5, rel=0.2)
-    assert all(v.residual <= v.bound for v in report(eraser).variables)
 
 
 @pytest.mark.parametrize("method", ["leace", "splince"])
@@ -423,26 +323,22 @@ def test_features_whose_squares_underflow_are_refused(method: str, some: bool) -
     z, y = rng.integers(0, 2, (2, 200))
     X = rng.normal(size=(200, 4)) + z[:, None] + np.outer(y, np.eye(4)[1])
     units = np.where(np.arange(4) < 2, 1e-163, 1.0) if some else np.full(4, 1e-163)
-    options = {"erase": "z"} | ({"keep": "y"} if method == "splince" else {})
 
-    def fit(scale: Any) -> sf.Projection:
-        made: sf.Projection = getattr(sf, method)(
-            sf.Moments().update(X * scale, {"z": z, "y": y}), **options
-        )
-        return made
+    def fit(rows: Any) -> sf.Projection:
+        return erase(method, sf.Moments().update(rows, {"z": z, "y": y}))  # type: ignore[no-any-return]
 
-    with pytest.raises(sf.exceptions.InputError, match=r"\(0, 1.*underflow.*Multiply"):
-        fit(units)
-    frame = pd.DataFrame(X * units, columns=list("abcd"))
-    with pytest.raises(sf.exceptions.InputError, match=r"\('a', 'b'.*underflow"):
-        getattr(sf, method)(sf.Moments().update(frame, {"z": z, "y": y}), **options)
-    assert fit(np.where(units < 1.0, units * 1e150, 1.0)).rank == 1
-    constants = X * (units == 1.0) + 1e-170 if some else X
-    eraser = getattr(sf, method)(sf.Moments().update(constants, {"z": z, "y": y}), **options)
-    assert eraser.rank == 1  # controls: constants, however small, and other units
+    for rows, text in (
+        (X * units, "0, 1"),
+        (pd.DataFrame(X * units, columns=[*"abcd"]), "'a', 'b'"),
+    ):
+        with pytest.raises(errors.InputError, match=rf"\({text}.*underflow.*Multiply"):
+            fit(rows)
+    # Controls: other units, and constants, however small.
+    assert fit(X * np.where(units < 1.0, units * 1e150, 1.0)).rank == 1
+    assert fit(X * (units == 1.0) + 1e-170 if some else X).rank == 1
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.SplinceWarning")
+@ignored("SplinceWarning")
 def test_distortion_is_never_negative_where_features_nearly_copy_others() -> None:
     """The map reads a difference of 1e-7 to 1e-6; its change cancels in the covariance."""
     unknown = 0
@@ -460,12 +356,11 @@ def test_distortion_is_never_negative_where_features_nearly_copy_others() -> Non
             assert "below its rounding error" in report(eraser).explain()
             assert "below its rounding error" in str(report(eraser))
             continue
-        changed = ((eraser(x) - x) ** 2).sum() / ((x - x.mean(axis=0)) ** 2).sum()
-        assert 0.5 * changed < found < 2 * changed, (seed, found, changed)
+        assert 0.5 < found / moved(eraser(x), x) < 2, seed
     assert 0 < unknown < 30
 
 
-@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.SplinceWarning")
+@ignored("SplinceWarning")
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
 def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(
     strength: float, tmp_path: Path
@@ -479,7 +374,7 @@ def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(
         moments = sf.Moments(kinds={"z": "classes"}).update(x, labels)
         try:
             eraser = sf.splince(moments, erase="z", keep="y", strength=strength)
-        except sf.exceptions.InfeasibleError:
+        except errors.InfeasibleError:
             infeasible += 1
             continue
         assert str(report(eraser))

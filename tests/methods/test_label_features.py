@@ -1,16 +1,17 @@
-"""A label among the features is named, once; nothing else is."""
+"""Labels among the features, and quantities that were read as classes, are named."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from problems import told
 
 import splince_fast as sf
+from splince_fast.exceptions import LabelFeatureWarning, ManyClassesWarning
 
 N = 600
 RNG = np.random.default_rng(0)
@@ -20,23 +21,21 @@ LABELS: dict[str, Any] = {"z": Z, "job": np.array(["b", "a", "c"])[CODE], "age":
 X = RNG.normal(size=(N, 4)) + Z[:, None] + 0.1 * AGE[:, None] + np.eye(4)[CODE]
 
 
-def told(
-    column: NDArray[Any], erase: str, keep: str | None = None, labels: Any = LABELS,
+def named(
+    columns: Any, erase: str, keep: str | None = None, labels: Any = LABELS,
     dtype: Any = np.float64, **options: Any,
 ) -> list[str]:  # fmt: skip
-    """Warnings of labels in x, which end with `column`, accumulated in blocks."""
-    rows = np.column_stack([X[: len(column)], column]).astype(dtype)
+    """Warnings of labels in x, which ends with `columns`, accumulated in blocks."""
+    frame = pd.DataFrame(X[: len(columns)].astype(dtype), columns=list("abcd"))
+    if not isinstance(columns, pd.DataFrame):
+        columns = pd.DataFrame({"copy": columns})
+    frame = pd.concat([frame, columns.astype(dtype)], axis=1)
     moments = sf.Moments(**options)
-    for part in np.array_split(np.arange(len(rows)), 7):
-        frame = pd.DataFrame(rows[part], columns=["a", "b", "c", "d", "copy"])
-        moments.update(frame, {name: label[part] for name, label in labels.items()})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if keep is None:
-            eraser = sf.leace(moments, erase=erase)
-        else:
-            eraser = sf.splince(moments, erase=erase, keep=keep)
-    texts = [str(w.message) for w in caught if w.category is sf.exceptions.LabelFeatureWarning]
+    for part in np.array_split(np.arange(len(frame)), 7):
+        moments.update(frame.iloc[part], {name: label[part] for name, label in labels.items()})
+    method, more = (sf.leace, {}) if keep is None else (sf.splince, {"keep": keep})
+    eraser, caught = told(method, moments, erase=erase, **more)
+    texts = [str(entry) for entry in caught if isinstance(entry, LabelFeatureWarning)]
     assert set(texts) <= set(eraser.report.warnings)
     return texts
 
@@ -52,10 +51,10 @@ def test_labels_in_any_affine_coding_are_named(dtype: Any, options: Any) -> None
         (AGE, "age"),
         (7 - AGE / 30, "age"),
     ):
-        (text,) = told(column, erase, dtype=dtype, **options)
+        (text,) = named(column, erase, dtype=dtype, **options)
         assert f"feature(s) 'copy' equal the label {erase!r}" in text
         assert "would not be erased" in text
-    (text,) = told(AGE, "z", "age", dtype=dtype, **options)
+    (text,) = named(AGE, "z", "age", dtype=dtype, **options)
     assert "models read the task" in text
 
 
@@ -69,66 +68,138 @@ def test_features_that_do_not_give_the_label_are_not() -> None:
         (np.ones(N), "z"),
         (within[:, 0], "job"),
     ):
-        assert not told(column, erase)
+        assert not named(column, erase)
 
 
 @pytest.mark.parametrize("options", [{}, {"subsample": 0.5}], ids=str)
 @pytest.mark.parametrize("classes", [3, 5])
 def test_indicators_of_the_classes_are_named_together(classes: int, options: Any) -> None:
     z = RNG.integers(0, classes, N)
-    rows = pd.DataFrame(X + np.outer(z, np.arange(4)), columns=list("abcd"))
-    dummies = pd.get_dummies(z, dtype=float).add_prefix("z")
+    indicators = 3 - 2 * pd.get_dummies(z, dtype=float).add_prefix("z")
     for n_columns in range(1, classes + 1):
-        frame = pd.concat([rows, 3 - 2 * dummies.iloc[:, :n_columns]], axis=1)
-        moments = sf.Moments(**options).update(frame, {"z": z})
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            sf.leace(moments, erase="z")
-        texts = [str(w.message) for w in caught if w.category is sf.exceptions.LabelFeatureWarning]
-        determines = n_columns >= classes - 1  # control: fewer columns leave classes alike
-        assert len(texts) == determines
-        if determines:
-            named = ", ".join(repr(name) for name in dummies.columns[:n_columns])
-            assert f"feature(s) {named} equal the label 'z'" in texts[0]
+        columns = indicators.iloc[:, :n_columns]
+        texts = named(columns, "z", labels={"z": z}, **options)
+        # Control: fewer columns leave classes alike.
+        assert len(texts) == (n_columns >= classes - 1)
+        for text in texts:
+            names = ", ".join(repr(name) for name in columns)
+            assert f"feature(s) {names} equal the label 'z'" in text
 
 
 def test_few_rows_and_missing_labels_are_no_evidence() -> None:
-    few = np.array([0] * 30 + [1] * 9)
-    assert not told(few, "z", labels={"z": few})
-    assert told(np.r_[few, 1], "z", labels={"z": np.r_[few, 1]})  # control: ten rows of each class
-    known = np.where(np.arange(N) % 5 == 0, None, Z)
-    assert not told(Z, "z", labels={"z": known})
+    for rare, known in ((9, False), (10, True)):  # control: ten rows of each class
+        few = np.array([0] * 30 + [1] * rare)
+        assert bool(named(few, "z", labels={"z": few})) == known
+    assert not named(Z, "z", labels={"z": np.where(np.arange(N) % 5 == 0, None, Z)})
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_outliers_that_label_and_feature_share_are_no_evidence(dtype: Any) -> None:
     """One class, or one row, holds nearly all of the variance; the other rows tell them apart."""
     code = np.where(CODE == 2, -999.0 if dtype is np.float64 else -99_999.0, CODE + RNG.random(N))
-    assert not told(code, "job", dtype=dtype)
+    assert not named(code, "job", dtype=dtype)
     far = np.where(np.arange(N) == 5, 1e6, AGE)
     if dtype is np.float64:  # float32 rows do not resolve the others beside it
-        assert not told(np.where(far == 1e6, far, X[:, 0]), "age", labels={"age": far})
+        assert not named(np.where(far == 1e6, far, X[:, 0]), "age", labels={"age": far})
 
 
 @pytest.mark.parametrize("rare", [1, 9, 10])
 def test_indicators_of_a_rare_class_are_no_evidence(rare: int) -> None:
     one = (np.arange(N) < rare).astype(float)
     for indicators in (np.column_stack([one, Z, np.ones(N)]), 1.0 - one[:, None]):
-        assert bool(told(one, "z", labels={"z": indicators})) == (rare == 10)
+        assert bool(named(one, "z", labels={"z": indicators})) == (rare == 10)
 
 
-def test_snapshots_are_compared_too() -> None:
-    kept = sf.Moments().update(np.column_stack([X, Z]), {"z": Z}).factored()
-    with pytest.warns(sf.exceptions.LabelFeatureWarning, match=r"feature\(s\) 4 "):
-        sf.leace(kept, erase="z")
-
-
-def test_estimators_warn_once() -> None:
+def test_snapshots_and_estimators_warn_once() -> None:
     rows = np.column_stack([X, Z])
-    with pytest.warns(
-        sf.exceptions.LabelFeatureWarning, match=r"feature\(s\) 4 .*'concept'"
-    ) as seen:
-        sf.SPLINCE().fit(rows, AGE, concept=Z)
-    assert len(seen) == 1
-    with pytest.warns(sf.exceptions.LabelFeatureWarning, match=r"feature\(s\) 4 .*'task'"):
-        sf.SPLINCE().fit(rows, Z, concept=AGE)
+    kept = sf.Moments().update(rows, {"z": Z}).factored()
+    for call, name in (
+        (lambda: sf.leace(kept, erase="z"), "z"),
+        (lambda: sf.SPLINCE().fit(rows, AGE, concept=Z), "concept"),
+        (lambda: sf.SPLINCE().fit(rows, Z, concept=AGE), "task"),
+    ):
+        with pytest.warns(LabelFeatureWarning, match=rf"feature\(s\) 4 .*'{name}'") as seen:
+            call()
+        assert len(seen) == 1
+
+
+# --- quantities ----------------------------------------------------------------------------------
+
+
+def rows(d: int, values: int, n: int = 3000) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Rows on which a quantity has a linear effect."""
+    rng = np.random.default_rng(0)
+    quantity = np.concatenate([np.arange(values), rng.integers(0, values, n - values)])
+    return rng.normal(size=(n, d)) + 3 * (quantity / values)[:, None], quantity
+
+
+def notes_of(method: Any, moments: Any, erase: str) -> tuple[sf.Projection, list[str]]:
+    """The eraser of a method and its warnings, which its report states as well."""
+    eraser, caught = told(method, moments, erase=erase)
+    assert all(isinstance(entry, ManyClassesWarning) for entry in caught)
+    assert eraser.report.warnings == tuple(map(str, caught))
+    return eraser, list(map(str, caught))
+
+
+@pytest.mark.parametrize("values", [62, 500])
+@pytest.mark.parametrize("method", [sf.leace, sf.sal])
+def test_ages_and_identifiers_in_eight_dimensions(method: Any, values: int) -> None:
+    x, quantity = rows(8, values)
+    moments = sf.Moments().update(x, {"age": quantity})
+    sources: list[Any] = [moments] if method is sf.sal else [moments, moments.factored()]
+    for source in sources:
+        eraser, (note,) = notes_of(method, source, "age")
+        assert eraser.rank == 8
+        for part in (
+            f"'age' was read as {values} classes",
+            "8 of 8 dimensions",
+            "100% of its variance",
+            "kinds={'age': 'continuous'} or cast it to float",
+        ):
+            assert part in note
+        assert note in str(eraser.report)
+    # The remedies, and classes that are meant.
+    for kinds, column, rank in (
+        ({"age": "continuous"}, quantity, 1),
+        ({}, quantity + 0.5, 1),
+        ({"age": "classes"}, quantity, 8),
+    ):
+        eraser, notes = notes_of(method, sf.Moments(kinds=kinds).update(x, {"age": column}), "age")
+        assert (eraser.rank, notes) == (rank, [])
+
+
+def test_half_of_the_rank_or_of_the_variance() -> None:
+    """30 classes take 29 dimensions."""
+    x, quantity = rows(64, 30)
+    x -= 3 * (quantity / 30)[:, None]
+    for d, told_of in ((58, True), (59, False)):
+        moments = sf.Moments().update(x[:, :d], {"ids": quantity})
+        assert bool(notes_of(sf.leace, moments, "ids")[1]) == told_of
+    # 29 of 64 dimensions, with a variance that classes carry.
+    for size, told_of in ((1.0, True), (0.1, False)):
+        moved = x + size * np.random.default_rng(1).normal(size=(30, 64))[quantity]
+        eraser, notes = notes_of(sf.leace, sf.Moments().update(moved, {"ids": quantity}), "ids")
+        assert eraser.report is not None
+        assert (eraser.report.distortion > 0.5) == bool(notes) == told_of
+    for values, told_of in ((24, False), (25, True)):  # few integers are classes
+        x, quantity = rows(4, values)
+        notes = notes_of(sf.leace, sf.Moments().update(x, {"grade": quantity}), "grade")[1]
+        assert ("was read as" in notes[0]) == told_of
+        assert ("removes all 4 dimensions" in notes[0]) != told_of
+
+
+def test_estimator_and_shorthand_warn_as_well() -> None:
+    x, quantity = rows(8, 62)
+    for fit in (
+        lambda: sf.LEACE().fit(x, concept=quantity).projection_,
+        lambda: sf.erase(x, quantity)[1],
+        lambda: sf.SAL().fit(x, concept=quantity).projection_,
+    ):
+        with pytest.warns(
+            ManyClassesWarning, match="as 62 classes, and erasing takes 8 of 8"
+        ) as seen:
+            fit()
+        assert seen[0].filename == __file__
+    # Warnings are errors.
+    sf.LEACE(kinds={"concept": "continuous"}).fit(x, concept=quantity).projection_  # noqa: B018
+    sf.MeanProjection().fit(x, concept=quantity).projection_  # noqa: B018

@@ -59,14 +59,12 @@ def compared(column: Any) -> Any:
 # name -> (call with remedies as keyword arguments, text of its message)
 CASES: dict[str, tuple[Callable[..., Any], str]] = {
     "many classes: erase": (lambda **o: sf.erase(X, YEARS, **o), "was read as 60 classes"),
-    "many classes: erase, keep": (lambda **o: sf.erase(X, YEARS, Y, **o), "read as 60 classes"),
     "many classes: leace": (at_moments(lambda m: sf.leace(m, erase="age")), "as 60 classes"),
-    "many classes: sal": (at_moments(lambda m: sf.sal(m, erase="age")), "as 60 classes"),
     "many classes: LEACE": (estimator(sf.LEACE, YEARS), "as 60 classes"),
-    "many classes: SAL": (estimator(sf.SAL, YEARS), "as 60 classes"),
     "identifiers: update": (lambda **o: moments(AGE, **o), "more than 1,000"),
     "identifiers: encode_one": (
-        copied(lambda column: labels.encode_one(column, N, name="z"), AGE), "more than 1,000",
+        copied(lambda column: labels.encode_one(column, N, name="z"), AGE),
+        "more than 1,000",
     ),
     **{
         f"{message}: {entry}": (copied(function, column), message)
@@ -78,15 +76,14 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
         )
     },
     "floats: Folds": (
-        lambda **o: sf.Folds(2, **o).update(X, {"z": GRADES}), "floats, read as numbers",
+        lambda **o: sf.Folds(2, **o).update(X, {"z": GRADES}),
+        "floats, read as numbers",
     ),
     "floats: LEACE": (estimator(sf.LEACE, GRADES), "floats, read as numbers"),
     "floats: erase": (lambda **o: sf.erase(X, GRADES, **o), "floats, read as numbers"),
     "texts: erase": (lambda **o: sf.erase(X, TEXTS, **o), "looks like a missing value"),
     "no class means": (
-        lambda **o: sf.mean_projection(
-            sf.Moments(**o).update(X, {"z": GRADES.clip(1)}), erase="z"
-        ),
+        lambda **o: sf.mean_projection(sf.Moments(**o).update(X, {"z": GRADES.clip(1)}), erase="z"),
         "has no class means",
     ),
     "infeasible: splince": (
@@ -95,13 +92,7 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
         ),
         "cannot keep",
     ),
-    "infeasible: SPLINCE": (
-        lambda **o: sf.SPLINCE(**o).fit(X, {"y": Z, "w": Y}, concept=Z).projection_, "cannot keep",
-    ),
     "few rows: erase": (lambda **o: sf.erase(X[FEW], Z[FEW], **o), "rows per dimension"),
-    "few rows: LEACE": (
-        lambda **o: sf.LEACE(**o).fit(X[FEW], concept=Z[FEW]).projection_, "rows per dimension",
-    ),
     "no concept": (lambda **o: sf.LEACE(**o).fit(X, Z), "no concept to erase"),
     "unlabelled rows": (
         lambda **o: sf.oracle(moments(Z), erase="age", keep="y", **{"missing": "raise"} | o)(
@@ -109,7 +100,7 @@ CASES: dict[str, tuple[Callable[..., Any], str]] = {
         ),
         "have no label",
     ),
-}  # fmt: skip
+}
 
 
 def told(call: Callable[..., Any], *arguments: Any, **options: Any) -> list[str]:

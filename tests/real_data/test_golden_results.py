@@ -1,7 +1,6 @@
 """Golden numbers: erasers, covariances and reports of version 0.1.0 (commit 60e9cd0) on real data.
 
-`python tests/real_data/test_golden_results.py OUT.json` writes the file anew with the installed
-version. The data are not part of the project (see the environment variable SPLINCE_FAST_DATA).
+The data are not part of the project (see the environment variable SPLINCE_FAST_DATA).
 
 Each eraser is applied to eight rows; their change, in units of the features' deviations, is
 sketched by four random vectors. Rows enter as float64, so that another order of summation, that of
@@ -13,7 +12,6 @@ below what another formula does.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,13 +94,3 @@ def test_numbers_are_those_of_version_0_1_0(name: str, real_data: Callable[[str]
     # Control: another method's eraser is told apart.
     with pytest.raises(AssertionError):
         compare(golden["sal"], golden["leace"], name)
-
-
-if __name__ == "__main__":
-    import os
-
-    data = Path(os.environ["SPLINCE_FAST_DATA"])
-    Path(sys.argv[1]).write_text(
-        json.dumps({name: results(data / name) for name in SETS}, indent=1) + "\n",
-        encoding="utf-8",
-    )

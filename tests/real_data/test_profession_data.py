@@ -21,20 +21,6 @@ from splince_fast.exceptions import FileFormatError, MissingExtraError
 
 DATA = Path(professions.__file__).parent / professions.FOLDER
 TOOL = Path(__file__).parents[2] / "tools" / "build_profession_activations.py"
-# The 11 templates of the SPLINCE paper are "The {noun}" with these.
-PAPER_PREDICATES = (
-    "wanted that",
-    "laughed because",
-    "went home because",
-    "desired that",
-    "wished that",
-    "cried because",
-    "ate because",
-    "said that",
-    "ran because",
-    "stayed up because",
-    "whispered that",
-)
 FACTUAL = {
     "neutral by definition": 0,
     "male by definition": 1,
@@ -81,55 +67,32 @@ def model(tool: ModuleType) -> Any:
 # --- tables ------------------------------------------------------------------------------------
 
 
-def test_size_of_tables_and_of_the_shipped_folder(rows: list[dict[str, str]]) -> None:
-    nouns = [row["noun"] for row in rows]
-    assert len(nouns) == len(set(nouns)) >= 120
-    templates = professions.read_tables(DATA).templates
-    assert len(templates) == len(set(templates)) >= 20
-    assert sum(file.stat().st_size for file in DATA.rglob("*") if file.is_file()) < 6_000_000
-
-
-def _is_of_the_paper(template: str) -> bool:
-    return template.endswith(tuple(f"{{noun}} {predicate}" for predicate in PAPER_PREDICATES))
-
-
-def test_no_template_is_one_of_the_paper() -> None:
-    assert not any(map(_is_of_the_paper, professions.read_tables(DATA).templates))
-    assert _is_of_the_paper("Yesterday the {noun} laughed because")  # control
-
-
-def test_stereotypes_recompute_from_the_percentages(rows: list[dict[str, str]]) -> None:
-    figures = {row["noun"]: row for row in rows if row["factual"] == "0"}
-    assert len(figures) == 60
-    # Spot checks against the published tabulation.
-    assert [figures[o]["percent_women"] for o in ("nurse", "plumber", "clerk")] == [
-        "89.58",
-        "0.7",
-        "69.53",
-    ]
-    for row in rows:
-        occupation = row["bls_occupation"]
-        if not occupation:
-            assert row["stereotype"] == "0.0000", row
-            assert row["percent_women"] == row["bls_year"] == "", row
-            assert row["provenance_stereotype"] == "none: 0 by convention", row
-            continue
-        # Percentages have two decimals, so 1 - 2 p / 100 has four and is stored exactly.
-        assert f"{1 - float(row['percent_women']) / 50:.4f}" == row["stereotype"], row
-        source = figures[occupation]
-        assert row["percent_women"] == source["percent_women"], row
-        own = "" if row["noun"] == occupation else f" figure of {occupation}"
-        assert row["provenance_stereotype"] == f"BLS {source['bls_year']}{own}", row
-
-
-def test_nouns_have_scores_with_provenance_and_come_in_pairs(rows: list[dict[str, str]]) -> None:
+def test_scores_recompute_from_the_percentages_and_nouns_come_in_pairs(
+    rows: list[dict[str, str]],
+) -> None:
     by_noun = {row["noun"]: row for row in rows}
+    assert len(by_noun) == len(rows)
+    neutral = [row for row in rows if row["factual"] == "0"]
+    assert len(neutral) == 60
+    # Spot checks against the published tabulation.
+    percent = [by_noun[o]["percent_women"] for o in ("nurse", "plumber", "clerk")]
+    assert percent == ["89.58", "0.7", "69.53"]
     for row in rows:
-        assert -1 <= float(row["stereotype"]) <= 1, row
         assert int(row["factual"]) == FACTUAL[row["provenance_factual"]], row
         assert row["provenance_stereotype"], row
         assert row["kind"] in {"occupation", "role", "modified"}, row
-        if row["factual"] == "0":
+        if row["bls_occupation"]:
+            # Percentages have two decimals, so 1 - 2 p / 100 has four and is stored exactly.
+            assert row["stereotype"] == f"{1 - float(row['percent_women']) / 50:.4f}", row
+            source = by_noun[row["bls_occupation"]]
+            assert row["percent_women"] == source["percent_women"], row
+            own = "" if row is source else f" figure of {source['noun']}"
+            assert row["provenance_stereotype"] == f"BLS {source['bls_year']}{own}", row
+        else:
+            assert row["stereotype"] == "0.0000", row
+            assert row["percent_women"] == row["bls_year"] == "", row
+            assert row["provenance_stereotype"] == "none: 0 by convention", row
+        if row in neutral:
             assert row["counterpart"] == "", row
             assert by_noun[f"male {row['noun']}"]["factual"] == "1", row
             continue
@@ -198,6 +161,7 @@ def test_tables_changed_in_any_character_are_refused(
 # --- the recipe --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_recipe_agrees_with_the_shipped_array(
     tool: ModuleType, model: Any, data: professions.ProfessionData
 ) -> None:

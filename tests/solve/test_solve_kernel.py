@@ -9,8 +9,6 @@ backward stable in every step (whitening, orthonormal bases, k x k algebra) obey
 
 where d covers the lengths of the sums and 8 the handful of steps. The first three hold for every
 factor L, exact or not, so kappa does not occur in them, and so they cannot tell a wrong S.
-
-Modules: `_solve.oblique`, `_solve.tolerances`.
 """
 
 from __future__ import annotations
@@ -150,7 +148,7 @@ def excesses(p: Problem, left: Float, right: Float) -> dict[str, float]:
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    d = draw(st.sampled_from([2, 3, 5, 9, 17, 40, 100]))
+    d = draw(st.sampled_from([2, 3, 5, 9, 17, 40, 100, 300]))
     rz = draw(st.integers(1, min(40, d - 1)))
     ry = draw(st.integers(0, min(40, d - rz)))
     return problem(
@@ -168,17 +166,6 @@ def test_constraints_hold_to_rounding_at_any_condition_number(
 ) -> None:
     p = p.scaled(10.0 ** np.random.default_rng(p.d).uniform(-units, units, size=p.d))
     for name, excess in excesses(p, *factors(p, force_eigh=force_eigh)).items():
-        assert excess <= 1, name
-
-
-@pytest.mark.parametrize("kappa", [1.0, 1e7, 1e14])
-@pytest.mark.parametrize("cosine", [0.0, 1 - 1e-6])
-@pytest.mark.parametrize("ranks", [(1, 1), (40, 40), (1, 40), (40, 1)])
-def test_constraints_hold_at_the_largest_size(
-    kappa: float, cosine: float, ranks: tuple[int, int]
-) -> None:
-    p = problem(np.random.default_rng(3), 300, *ranks, kappa, cosine)
-    for name, excess in excesses(p, *factors(p)).items():
         assert excess <= 1, name
 
 
@@ -236,7 +223,6 @@ def test_control_identity_for_the_covariance_passes_the_constraints_and_not_opti
     wrong = closed_form(p, "I for S")
     assert max(excesses(p, *wrong).values()) <= 1
     assert optimality_gap(p, *wrong) > 1e-3
-    assert optimality_gap(p, *factors(p)) < 1e-12
 
 
 # --- against 60 digits ---------------------------------------------------------------------------
@@ -342,24 +328,6 @@ def deficient(rng: np.random.Generator, d: int, rank: int) -> Problem:
     return Problem(root @ root.T, *(root @ rng.normal(size=(rank, k)) for k in (2, 1)))
 
 
-@given(seed=st.integers(0, 2**20), d=st.integers(5, 30), missing=st.integers(1, 10))
-def test_rank_deficient_covariance_is_solved_on_its_support(
-    seed: int, d: int, missing: int
-) -> None:
-    p = deficient(np.random.default_rng(seed), d, max(4, d - missing))
-    raw = solved(p)
-    assert raw["solver"] == "eigh"
-    assert solved(p, allow_eigh=False)["status"] == kernel.STATUS_RANK_DEFICIENT
-    null = raw["null_basis"]
-    assert null.shape == (d, d - max(4, d - missing))
-    assert np.linalg.norm(null.T @ null - np.eye(null.shape[1])) <= 8 * d * EPS
-    # On the kernel of S the map is the identity: the rows of `right` lie in the support.
-    size = np.linalg.norm(raw["right"])
-    assert np.linalg.norm(raw["right"] @ null) <= 8 * d * EPS * size
-    for name, excess in excesses(p, raw["left"].T, raw["right"].T).items():
-        assert excess <= 1, name
-
-
 @given(
     seed=st.integers(0, 2**20),
     units=st.sampled_from([0.0, 2.0, 5.0, 9.0, 12.0]),
@@ -383,28 +351,6 @@ def test_rank_deficient_covariance_in_any_units(seed: int, units: float, missing
     bound = 16 * d * EPS * (kappa + whitened_condition(plain)) / sine**2
     rows = np.linalg.norm(found - expected, axis=1)
     assert (rows <= bound * np.linalg.norm(expected, axis=1)).all()
-
-
-# --- policies ------------------------------------------------------------------------------------
-
-
-@given(
-    seed=st.integers(0, 2**20), rz=st.integers(1, 6), ry=st.integers(1, 6),
-    cap=st.sampled_from([1.01, 1.2, 2.0, 10.0]), whitened=st.booleans(),
-)  # fmt: skip
-def test_the_number_of_directions_given_up(
-    seed: int, rz: int, ry: int, cap: float, whitened: bool
-) -> None:
-    """As many as there are principal angles with 1 / sin above the cap."""
-    p = problem(np.random.default_rng(seed), 14, rz, ry, kappa=10.0, cosine=0.999)
-    sines = np.sqrt(1 - solved(p, whitened=whitened)["cosines"] ** 2)
-    if (np.abs(sines * cap - 1) < 1e-6).any():
-        return
-    raw = solved(p, whitened=whitened, drop_below=1 / cap, may_drop=True)
-    assert raw["dropped"] == np.count_nonzero(1 / sines > cap)
-    assert 1 / raw["sines"].min() <= cap
-    rest = np.sort(sines[1 / sines <= cap])
-    np.testing.assert_allclose(np.sort(raw["sines"])[: len(rest)], rest, rtol=1e-9)
 
 
 # --- conduct -------------------------------------------------------------------------------------
