@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import splince_fast as sf
-from splince_fast.evaluation import fit_head
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
@@ -94,25 +93,6 @@ def test_merging_compares_names() -> None:
     assert (moments(by="z") + moments(X, by="z")).copy().feature_names == NAMES
 
 
-@pytest.mark.parametrize("name", STATES)
-def test_files_and_pickles_keep_names(name: str, tmp_path: Path) -> None:
-    state = STATES[name]().update(FRAME, LABELS)
-    if name == "folds":
-        state._write_checkpoint(tmp_path / "folds", {})
-        assert sf.Folds(2)._read_checkpoint(tmp_path / "folds")[0].feature_names == NAMES
-        return
-    state.save(tmp_path / "state")
-    assert sf.Moments.load(tmp_path / "state").feature_names == NAMES
-    assert pickle.loads(pickle.dumps(state)).feature_names == NAMES
-
-
-def test_names_of_a_file_must_fit_its_width() -> None:
-    state = moments().__getstate__()
-    state["metadata"]["feature_names"] = ["a", "b"]
-    with pytest.raises(sf.exceptions.FileFormatError, match="2 names of 4 features"):
-        sf.Moments().__setstate__(state)
-
-
 @pytest.mark.parametrize("name", ERASERS)
 def test_erasers_refuse_frames_of_other_columns(name: str, tmp_path: Path) -> None:
     eraser = ERASERS[name](moments(by="z"))
@@ -150,10 +130,3 @@ def test_estimators_pass_names_on(n: int) -> None:
     assert list(made.feature_names_in_) == list(NAMES)
     with pytest.raises(ValueError, match="feature names"):
         made.transform(REVERSED)
-
-
-def test_heads_compare_names() -> None:
-    head = fit_head(FRAME, Y)
-    assert np.array_equal(head.predict(FRAME), head.predict(X))
-    with pytest.raises(sf.exceptions.InputError, match="another order"):
-        head.predict(REVERSED)

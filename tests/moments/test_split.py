@@ -6,27 +6,21 @@ Modules: `moments.split`.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_model import REDUCTION, interrupt_reductions, state_bytes
+from naive_model import state_bytes
 from numpy.typing import NDArray
 from processes import script
-from threadpoolctl import threadpool_limits
 
 import splince_fast as sf
-from splince_fast import Folds, Moments, sources
-from splince_fast._runtime import files
+from splince_fast import Folds, Moments
 from splince_fast._runtime.rows import splitmix64
-from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
-from splince_fast.moments.split import MOST_CLASSES
+from splince_fast.exceptions import IncompatibleMomentsError, LabelError
 
 N, D = 400, 5
 EPS = float(np.finfo(np.float64).eps)
@@ -71,159 +65,7 @@ def bits(state: Any) -> list[dict[str, Any]]:
     return [state_bytes(moments) for moments in (state if isinstance(state, Folds) else [state])]
 
 
-SPLITS: dict[str, Callable[..., Any]] = {
-    "moments": Moments,
-    "classes": lambda **more: Moments(by="z", **more),
-    "folds": lambda **more: Folds(2, **more),
-    "folds of classes": lambda **more: Folds(2, by="z", **more),
-}
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "moments": {}, "classes": {"by": "z"}, "folds": {"folds": 2},
-    "folds of classes": {"folds": 2, "by": "z"},
-}  # fmt: skip
-
-
 # --- any split -----------------------------------------------------------------------------------
-
-
-REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
-    "a wrong width": (lambda X, y: (X[:, :4], y), sf.exceptions.InputError, "4 columns"),
-    "NaN in the last row": (
-        lambda X, y: (np.where(np.arange(N)[:, None] == N - 1, np.nan, X), y),
-        sf.exceptions.NonFiniteError,
-        f"row {N - 1}",
-    ),
-    "a variable of another kind": (
-        lambda X, y: (X, {**y, "z": X[:, 0]}), sf.exceptions.LabelError, "cont",
-    ),
-    "classes of another type": (
-        lambda X, y: (X, {**y, "z": np.arange(N) % 3}), sf.exceptions.LabelError, "one type",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SPLITS)
-@pytest.mark.parametrize("reason", REFUSED)
-def test_a_refused_update_changes_no_part(name: str, reason: str) -> None:
-    X, labels = data(dtype=np.float32)
-    state = SPLITS[name](block_rows=16).update(X, labels)
-    before, (change, error, text) = bits(state), REFUSED[reason]
-    with pytest.raises(error, match=text):
-        state.update(*change(X, labels))
-    assert bits(state) == before
-
-
-@pytest.mark.parametrize("name", ["classes", "folds of classes"])
-def test_too_many_classes_change_no_part(name: str) -> None:
-    """Also if they are too many for the last fold alone."""
-    X, labels = data()
-    state = SPLITS[name]().update(X, labels)
-    before = bits(state)
-    many = np.where(fold_of(N, 2) == 1, (np.arange(N) % (2 * MOST_CLASSES)).astype(str), "a")
-    with pytest.raises(sf.exceptions.InputError, match=f"more than {MOST_CLASSES} classes"):
-        state.update(X, {**labels, "z": many})
-    assert bits(state) == before
-    few = np.where(fold_of(N, 2) == 1, (np.arange(N) % 60).astype(str), "a")
-    assert state.update(X, {**labels, "z": few}).n_rows == 2 * N  # control
-
-
-@pytest.mark.parametrize("name", SPLITS)
-@pytest.mark.parametrize("call", [1, 2, 9])
-def test_a_reduction_that_fails_changes_no_part(
-    monkeypatch: pytest.MonkeyPatch, name: str, call: int
-) -> None:
-    X, labels = data(dtype=np.float32)
-    state = SPLITS[name](block_rows=16).update(X, labels)
-    before, original, calls = bits(state), getattr(*REDUCTION), list[int]()
-
-    def failing(*arguments: Any) -> None:
-        calls.append(len(calls) + 1)
-        if calls[-1] == call:
-            raise MemoryError
-        original(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(*REDUCTION, failing)
-        with pytest.raises(MemoryError):
-            state.update(X, labels)
-    assert bits(state) == before
-
-
-@pytest.mark.parametrize("name", SPLITS)
-def test_files_pickles_and_copies_keep_every_bit(name: str, tmp_path: Path) -> None:
-    X, labels = data(500)
-    labels["z"] = np.where(np.arange(500) % 7 == 0, None, labels["z"])
-    state = SPLITS[name](block_rows=128).update(X, labels)
-    if isinstance(state, Folds):
-        state._sort_classes()
-        state._write_checkpoint(tmp_path / "state", {})
-        others = [Folds._read_checkpoint(tmp_path / "state")[0]]
-    else:
-        state.save(tmp_path / "state")
-        others = [Moments.load(tmp_path / "state"), state.copy()]
-    for other in (*others, pickle.loads(pickle.dumps(state))):
-        assert other.parameters == state.parameters
-        assert bits(other) == bits(state)
-        assert bits(other.update(X, labels)) == bits(
-            pickle.loads(pickle.dumps(state)).update(X, labels)
-        )
-
-
-def test_parts_of_a_file_have_the_parameters_of_the_whole(tmp_path: Path) -> None:
-    X, labels = data()
-    path, moments = tmp_path / "state", Moments(by="z", block_rows=32).update(X, labels)
-    moments.save(path)
-    tensors, metadata = files.read(path, "moments", 1)
-    metadata["part.1"] |= {"block_rows": 7, "kinds": {"z": "continuous"}}
-    files.write(path, "moments", 1, tensors, metadata)
-    assert bits(Moments.load(path).update(X, labels)) == bits(moments.update(X, labels))
-
-
-@pytest.mark.parametrize("name", ["part.1", "classes", "unlabelled"])
-def test_files_of_contradictory_parts_are_refused(tmp_path: Path, name: str) -> None:
-    X, labels = data()
-    Moments(by="z").update(X, labels).save(path := tmp_path / "state")
-    tensors, metadata = files.read(path, "moments", 1)
-    metadata[name] = {"part.1": {}, "classes": ["a", "b", "a"], "unlabelled": True}[name]
-    files.write(path, "moments", 1, tensors, metadata)
-    with pytest.raises(FileFormatError):
-        Moments.load(path)
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_an_interrupted_run_resumes_from_its_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    """Ctrl-C during a block: its rows count once."""
-    X, labels = data(dtype=np.float32)
-    source = sources.from_arrays(X, labels, block_rows=100)
-    path, arguments = tmp_path / "run", {**ARGUMENTS[name], "block_rows": 16}
-    with monkeypatch.context() as patch:
-        interrupt_reductions(patch, 9)  # in the first part of a block of the source
-        with pytest.raises(KeyboardInterrupt):
-            Moments.from_blocks(source, **arguments, checkpoint=path)
-    assert 0 < Moments.load(path).n_rows < N
-    resumed = Moments.from_blocks(source, **arguments, checkpoint=path)
-    plain = Moments.from_blocks(source, **arguments)
-    assert resumed.n_rows == plain.n_rows == N
-    assert bits(resumed) == bits(plain)
-
-
-WRONG: list[tuple[Callable[[], Any], str]] = [
-    *((partial(Moments.from_blocks, [np.eye(3)], folds=n), "folds is")
-      for n in (0, 1, 2.0, True, 10**9, "2")),
-    (lambda: Folds(2, groups=3), "groups is"),
-    (lambda: Moments(by=3), "name of a class-coded"),
-    (lambda: Moments(by="z", subsample=0.5), "omit subsample="),
-    (lambda: Moments(by="z", covariance_type="diag"), "omit subsample="),
-    (lambda: Moments().update(*data(50)).by_class, r"Moments\(by=NAME\)"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "text"), WRONG)
-def test_parameters_that_are_none_or_exclude_each_other(call: Callable[[], Any], text: str) -> None:
-    with pytest.raises(sf.exceptions.InputError, match=text):
-        call()
 
 
 # --- folds ---------------------------------------------------------------------------------------
@@ -233,18 +75,28 @@ def fold_of(n: int, count: int) -> NDArray[np.intp]:
     return (splitmix64(np.arange(n, dtype=np.uint64)) % np.uint64(count)).astype(np.intp)
 
 
-@pytest.mark.parametrize("by", [None, "z"])
+@pytest.mark.parametrize("arguments", [{}, {"by": "z"}, {"subsample": 0.3}], ids=str)
 def test_classes_of_folds_are_sorted_by_value_whatever_the_order_of_the_labels(
-    by: str | None,
+    arguments: dict[str, Any],
 ) -> None:
-    X, labels = data(dtype=np.float32)
-    labels["number"] = np.arange(N) % 12
-    for names in (["z", "number"], ["number", "z"]):
-        blocks = [(X, {name: labels[name] for name in names})]
-        folds = Folds.from_blocks(blocks, folds=2, by=by)
+    """Classes that come in descending order, and some that the first blocks lack."""
+    X, labels = data(1200, dtype=np.float32)
+    order = np.argsort(labels["z"])[::-1]
+    X, labels = X[order], part(labels, order)
+    labels["number"] = np.sqrt(np.arange(1200.0)).astype(int) // 3
+    for names in (["z", "number", "y"], ["number", "y", "z"]):
+        blocks = [
+            (X[i : i + 100], {name: labels[name][i : i + 100] for name in names})
+            for i in range(0, 1200, 100)
+        ]
+        folds = Folds.from_blocks(blocks, folds=2, **arguments)
         for moments in (folds.total, *folds):
             assert moments.classes("number") == tuple(range(12))
             assert moments.classes("z") == ("a", "b", "c")
+            counts = [list(moments.class_counts(name).values()) for name in ("z", "y")]
+            table = moments._flushed().label_products
+            cells = table.gram[np.ix_(table.index["z"], table.index["y"])]
+            assert [cells.sum(axis=1).tolist(), cells.sum(axis=0).tolist()] == counts
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -285,17 +137,6 @@ def test_rows_are_assigned_to_folds_by_the_published_hash() -> None:
     assert splitmix64(np.arange(3, dtype=np.uint64)).tolist() == expected
 
 
-def test_folds_of_direct_rows_equal_moments_of_them() -> None:
-    """Where blocks are full, plain moments have the same bits."""
-    X, labels = data()
-    folds = Folds(2, block_rows=32).update(X, labels)
-    for i, fold in enumerate(folds):
-        rows = np.flatnonzero(fold_of(N, 2) == i)
-        plain = fed(Moments(block_rows=32), X[rows], part(labels, rows), 32)
-        assert fold.covariance().tobytes() == plain.covariance().tobytes()
-        assert fold.mean.tobytes() == plain.mean.tobytes()
-
-
 def test_an_update_of_folds_waits_for_a_thread_that_reads_one_of_them() -> None:
     X, labels = data(dtype=np.float32)
     folds = Folds(2).update(X, labels)
@@ -307,19 +148,6 @@ def test_an_update_of_folds_waits_for_a_thread_that_reads_one_of_them() -> None:
             assert folds.n_rows == N
         update.result(timeout=60)
     assert folds.n_rows == 2 * N
-
-
-def test_control_c_leaves_the_rows_in_all_folds_or_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a run with a checkpoint, which must not hold rows of one fold alone."""
-    X, labels = data(dtype=np.float32)
-    folds = Folds(2, block_rows=16)
-    interrupt_reductions(monkeypatch, 1)
-    with pytest.raises(KeyboardInterrupt):
-        folds.update(X, labels)
-    assert folds.n_rows in (0, N)
-    while folds.n_rows < 2 * N:
-        folds.update(X, labels)
-    assert bits(folds) == bits(Folds(2, block_rows=16).update(X, labels).update(X, labels))
 
 
 def test_rows_without_a_group_are_spread_over_the_folds() -> None:
@@ -410,26 +238,6 @@ def test_weights_and_missing_labels() -> None:
     assert moments.by_class[None].variables == {"y": "classes"}
 
 
-def test_threads_change_no_bit_of_a_class() -> None:
-    X, labels = data(4000, 70)
-    found = []
-    for threads in (1, 2):
-        with threadpool_limits(threads):
-            moments = Moments(by="z").update(X, labels)
-            found.append((moments.covariance().tobytes(), bits(moments)))
-    assert found[0] == found[1]
-
-
-def test_masked_rows_are_in_no_class() -> None:
-    X, labels = data(300)
-    mask = np.arange(300) % 3 > 0
-    moments = Moments(by="z").update(X, labels, mask=mask)
-    twin = Moments(by="z").update(X[mask], part(labels, mask))
-    for own, expected in ((moments, twin), (moments.by_class["a"], twin.by_class["a"])):
-        assert own.n_rows == expected.n_rows
-        close(own.covariance(), expected.covariance(), X)
-
-
 def test_folds_have_a_scatter_per_class() -> None:
     X, labels = data(2000)
     folds = Folds.from_blocks([(X, labels)], folds=2, by="z")
@@ -437,13 +245,6 @@ def test_folds_have_a_scatter_per_class() -> None:
     total = folds.total
     close(total.by_class["b"].covariance(), np.cov(X[labels["z"] == "b"].T), X)
     assert sf.leace(folds, erase="z").report.held_out is not None
-
-
-def test_scaling_weighs_every_class() -> None:
-    X, labels = data(200)
-    moments = Moments(by="z").update(X, labels).scaled(3)
-    assert moments.weight == 600
-    close(moments.by_class["a"].covariance(ddof=0), np.cov(X[labels["z"] == "a"].T, ddof=0), X)
 
 
 def test_late_classes_and_late_labels() -> None:
@@ -454,44 +255,6 @@ def test_late_classes_and_late_labels() -> None:
         moments.update(X[rows], part(labels, rows))
     assert set(moments.by_class) == {"a", "b", "c", None}
     assert moments.n_rows == 350
-
-
-def test_moments_that_do_not_combine_are_refused() -> None:
-    X, labels = data(100)
-    moments = Moments(by="z").update(X, labels)
-    before = moments.covariance().tobytes()
-    with pytest.raises(IncompatibleMomentsError, match="by='z'"):
-        moments + Moments().update(X, labels)
-    with pytest.raises(IncompatibleMomentsError, match="5 features and of 4"):
-        moments + Moments(by="z").update(X[:, :4], {"z": ["q"] * 100})
-    with pytest.raises(IncompatibleMomentsError, match="were added"):
-        moments - Moments(by="z").update(X[:3], {"z": ["q"] * 3})
-    assert moments.covariance().tobytes() == before
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ((["x"] * 9, [0] * 9), ([1] * 9, [0] * 9)),
-        ((["x"] * 9, [0] * 9), (["y"] * 9, np.arange(9.0))),
-        ((["x"] * 9, [0] * 9), (["y"] * 9, ["s"] * 9)),
-        ((["x"] * 9, np.ones((9, 2))), (["y"] * 9, np.ones((9, 3)))),
-    ],
-    ids=["type of classes", "kind of a variable", "type of a variable", "columns"],
-)
-def test_variables_of_other_classes_that_do_not_combine_are_refused(ours: Any, theirs: Any) -> None:
-    X = np.random.default_rng(0).normal(size=(9, 3))
-    first, second = (
-        Moments(by="a").update(X, {"a": a, "b": b}) for a, b in (ours, theirs)
-    )  # fmt: skip
-    assert first.mean.any()  # no rows wait
-    before = state_bytes(first)
-    with pytest.raises(IncompatibleMomentsError):
-        first + second
-    with pytest.raises(IncompatibleMomentsError):
-        first += second
-    assert state_bytes(first) == before
-    assert (first + first.copy()).n_rows == 18  # control
 
 
 def test_an_update_without_rows_needs_no_label_of_the_class() -> None:
@@ -565,19 +328,6 @@ def test_what_is_no_part_is_refused_all_the_same() -> None:
     left = (near + other + part) - part
     with pytest.raises(IncompatibleMomentsError, match="would become negative"):
         left - Moments().update(100.0 * rng.normal(size=(20, 3)))
-
-
-def test_what_removals_lose_is_stored_and_checked() -> None:
-    parts, _ = chain(2, 1e13)
-    left = sum(parts)
-    for part in parts[:-1]:
-        left -= part
-    state = left.__getstate__()
-    assert (state["tensors"]["lost"] > 0).any()
-    assert "lost" not in parts[0].__getstate__()["tensors"], "the control: no removal, no loss"
-    state["tensors"]["lost"] = -state["tensors"]["lost"]
-    with pytest.raises(FileFormatError, match="lost"):
-        Moments().__setstate__(state)
 
 
 @pytest.mark.parametrize("right", [False, True])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from entangled import normal
-from naive_model import REDUCTION, Rows, check, state_bytes, summed
+from naive_model import REDUCTION, Rows, check, made, rows_for, state_bytes, summed
 from problems import METHODS, Float, assert_same, change, draw_data, erase, report, slack
 from processes import run
 
@@ -113,36 +113,19 @@ def test_threads_that_cannot_be_started(
         check(moments, Rows.of(X, {"z": np.arange(200) % 3}))
 
 
-EAGER = """
-import atexit, os, warnings
+ATEXIT = """
+import atexit, os
 import numpy as np
 from splince_fast import Moments
 from splince_fast.moments import block
 block._GRAIN = block._GRAIN_PRODUCTS = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
-"""
-
-ATEXIT = f"""{EAGER}
 moments = Moments(block_rows=100).update(X)
 def last_words():
     moments.update(X)
     print("rows", moments.n_rows, moments.covariance().shape, flush=True)
 atexit.register(last_words)
-"""
-
-FORK = f"""{EAGER}
-warnings.simplefilter("ignore")
-parent = Moments(block_rows=100).update(X)
-child = os.fork()
-if child == 0:
-    mine = Moments(block_rows=100).update(X)
-    same = (mine.covariance() == parent.covariance()).all()
-    parent.update(X)
-    os._exit(0 if same and parent.n_rows == 1000 else 3)
-status = os.waitpid(child, 0)[1]
-parent.update(X)
-print("child", os.waitstatus_to_exitcode(status), "parent", parent.n_rows)
 """
 
 
@@ -151,19 +134,16 @@ def test_an_update_while_the_interpreter_exits() -> None:
     assert (done.stdout, done.stderr) == ("rows 1000 (64, 64)\n", "")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_fork_after_threads_have_run() -> None:
-    done = run(FORK)
-    assert (done.stdout, done.stderr) == ("child 0 parent 1000\n", "")
-
-
 # --- determinism ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "state", ["full", "variances of sparse rows", "sample", "folds of classes"]
+)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("d", [5, 33, 97, 200])
 def test_the_number_of_threads_changes_no_byte(
-    monkeypatch: pytest.MonkeyPatch, eager: None, d: int, dtype: Any
+    monkeypatch: pytest.MonkeyPatch, eager: None, d: int, dtype: Any, state: str
 ) -> None:
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(700, d)) + 3).astype(dtype)
@@ -172,21 +152,36 @@ def test_the_number_of_threads_changes_no_byte(
         "y": rng.normal(size=(700, 2)),
         "t": ["a", None] * 350,
     }
-    weight = rng.uniform(0.5, 2, 700)
-    factors = rng.normal(size=(2, d, 3))
+    weight, factors = rng.uniform(0.5, 2, 700), rng.normal(size=(2, d, 3))
     results = set()
     for count in COUNTS:
         monkeypatch.setenv(VARIABLE, count)
-        plain, weighted = Moments(block_rows=128), Moments(block_rows=128)
+        states = [made(state, block_rows=128) for _ in range(2)]
         for i in range(0, 700, 150):
             part = {k: v[i : i + 150] for k, v in labels.items()}
-            plain.update(X[i : i + 150], part)
-            weighted.update(X[i : i + 150], part, sample_weight=weight[i : i + 150])
-        both = plain + weighted
+            rows = rows_for(state, X[i : i + 150])
+            states[0].update(rows, part)
+            states[1].update(rows, part, sample_weight=weight[i : i + 150])
+        if isinstance(states[0], Moments):
+            both = states[0] + states[1]
+            states += [both, both - states[0]]
         applied = Projection(factors[0], factors[1], np.zeros(d))(X)
-        results.add(str([state_bytes(m) for m in (plain, weighted, both, both - plain)]))
-        results.add(f"applied {applied.tobytes()!r}")
-    assert len(results) == 2
+        results.add(str([*map(state_bytes, states), applied.tobytes()]))
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("classes", [2, 400])  # threads share rows, or columns
+def test_threads_share_rows_or_columns_of_a_sample(
+    monkeypatch: pytest.MonkeyPatch, classes: int
+) -> None:
+    X = normal(4096, 600)
+    labels = {"z": np.arange(len(X)) % classes}
+    assert (block._segment_rows(len(X), 600, 2 + classes) < len(X)) == (classes == 2)
+    found = set()
+    for count in COUNTS[:3]:
+        monkeypatch.setenv(VARIABLE, count)
+        found.add(str(state_bytes(Moments(subsample=0.5).update(X, labels))))
+    assert len(found) == 1
 
 
 def test_the_scan_for_bad_numbers_sees_every_part(
@@ -434,7 +429,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
     def interrupted(*args: Any, **options: Any) -> Any:
         thread = threading.Thread(target=late)
         thread.start()
-        thread.join(timeout=5)
+        thread.join(timeout=0.2)
         return solve(*args, **options)
 
     monkeypatch.setattr(fit, "oblique", interrupted)
