@@ -138,15 +138,20 @@ def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
     mean_slack = 8 * n * U64 * size * total / float(w.sum())
     assert (np.abs(moments.mean - (w @ x) / w.sum()) <= mean_slack).all()
 
-    covariance = moments.covariance(ddof=0)
-    np.testing.assert_array_equal(covariance, covariance.T)
-    found = covariance * float(w.sum())
-    u = U32 if past.narrow else U64
+    full = moments.parameters.covariance_type == "full" and moments.parameters.subsample == 1
+    u = U32 if past.narrow and full else U64
     mixed = np.sqrt(total) * np.outer(size, root)
     slack = n * u * np.outer(root, root) + n * U64 * (mixed + mixed.T)
     slack += (n * U64) ** 2 * total * np.outer(size, size)
-    excess = np.abs(found - scatter_of(rows.x, rows.w)) - 8 * slack
-    assert (excess <= 0).all(), f"the scatter is off by {excess.max()} beyond rounding"
+    truth, variances = scatter_of(rows.x, rows.w), squares_of(moments)
+    assert (np.abs(variances - np.diag(truth)) <= 8 * np.diag(slack)).all()
+    if full:
+        covariance = moments.covariance(ddof=0)
+        np.testing.assert_array_equal(covariance, covariance.T)
+        excess = np.abs(covariance * float(w.sum()) - truth) - 8 * slack
+        assert (excess <= 0).all(), f"the scatter is off by {excess.max()} beyond rounding"
+    if moments.parameters.by is not None:
+        _check_classes_of(moments, rows)
 
     for name in moments.variables:
         _check_variable(moments, name, rows, past, size)
@@ -182,6 +187,22 @@ def _check_variable(
     assert (np.abs(moments.cross_covariance(name, ddof=0) - truth) <= slack).all(), name
 
 
+def _check_classes_of(moments: Moments, rows: Rows) -> None:
+    """The moments of each class of `by` are those of its rows."""
+    column = rows.labels.get(moments.parameters.by, [None] * len(rows))
+    found = {c: own for c, own in moments.by_class.items() if own.n_rows}
+    assert found.keys() == set(column)
+    for name, own in found.items():
+        index = [i for i, value in enumerate(column) if value == name]
+        check(own, rows.take(index))
+
+
+def squares_of(moments: Moments) -> NDArray[np.float64]:
+    """Sums of squares about the mean, of all rows."""
+    found: NDArray[np.float64] = moments._state().second.diagonal()
+    return found
+
+
 def summed(states: Iterable[Moments]) -> Moments:
     """``sum(states)``, which begins with 0."""
     total: Any = sum(states)
@@ -214,7 +235,7 @@ def rows_for(state: str, X: Any) -> Any:
     """The rows, sparse where the state is one of sparse rows."""
     if "sparse" not in state or X.ndim != 2:
         return X
-    return scipy.sparse.csr_array(X.astype(np.float32) if X.dtype == np.float16 else X)
+    return scipy.sparse.csr_array(X.astype(np.float32 if X.dtype.itemsize <= 4 else np.float64))
 
 
 def made(state: str, **more: Any) -> Any:

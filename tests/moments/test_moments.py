@@ -18,11 +18,12 @@ import pyarrow as pa
 import pytest
 import scipy.sparse
 from entangled import drawn, gap, normal
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from naive_model import (
     LAYOUTS,
+    STATES,
     TWO_VALUED,
     U64,
     Rows,
@@ -32,6 +33,8 @@ from naive_model import (
     fed,
     flushed,
     laid_out,
+    made,
+    rows_for,
     rows_of,
     scatter_error,
     scatter_of,
@@ -66,9 +69,17 @@ def torch() -> Any:
 # --- the statistics themselves -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("state", [state for state in STATES if "folds" not in state])
 @given(tables(), block_sizes)
-def test_statistics_equal_two_passes_over_the_rows(table: Table, block_rows: int | None) -> None:
-    check(fed(table, block_rows=block_rows), table.rows)
+def test_statistics_equal_two_passes_over_the_rows(
+    state: str, table: Table, block_rows: int | None
+) -> None:
+    """Variances and cross-covariances are of all rows, also if some are sampled."""
+    assume(state != "classes" or "text" in table.labels)
+    by = {"by": "text"} if state == "classes" else {}
+    moments = made(state, block_rows=block_rows, **by)
+    rows = rows_for(state, table.X)
+    check(moments.update(rows, table.labels or None, sample_weight=table.weight), table.rows)
 
 
 @given(tables(), tables(), st.floats(1e-3, 1e3), block_sizes)

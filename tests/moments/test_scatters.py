@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-from naive_model import flushed, state_bytes
+from naive_model import flushed, squares_of, state_bytes
 from numpy.typing import NDArray
 from processes import script
 
@@ -35,14 +35,6 @@ Find = Callable[[str], Path]
 EPS = float(np.finfo(np.float64).eps)
 DIAG: dict[str, Any] = {"covariance_type": "diag"}
 SAMPLED: dict[str, Any] = {"subsample": 0.3, "random_state": 2}
-
-# Parameters of the moments, and the form of their rows.
-FORMS: dict[str, tuple[dict[str, Any], Any]] = {
-    "variances": (DIAG, np.array),
-    "variances of sparse rows": (DIAG, scipy.sparse.csr_array),
-    "sample": (SAMPLED, np.array),
-}
-forms = pytest.mark.parametrize("form", FORMS)
 
 
 def rows(n: int = 700, d: int = 24, seed: int = 0) -> tuple[Float, dict[str, NDArray[Any]]]:
@@ -68,13 +60,6 @@ def gaussian(
     X = rng.normal(size=(n, d)) @ mix
     X += strength * np.outer(z, mix[0]) + 0.5 * strength * np.outer(y, mix[1])
     return X, {"z": z, "y": y}
-
-
-def squares_of(moments: sf.Moments) -> Float:
-    """Sums of squares about the mean, of all rows."""
-    second = moments._state().second
-    assert second.diagonal().shape == second.matrix.shape  # no d x d numbers
-    return second.diagonal()
 
 
 def sample_size(moments: sf.Moments) -> int:
@@ -116,29 +101,6 @@ def splince(moments: sf.Moments) -> sf.Projection:
 # --- sums of the variances ------------------------------------------------------------------------
 
 
-@forms
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_the_state_is_its_definition(form: str, dtype: Any) -> None:
-    """Variances and cross-covariances are of all rows, also if some are sampled."""
-    parameters, convert = FORMS[form]
-    X, labels = rows()
-    X[:, 2] += 100.0
-    X[:, 5] = 7.0
-    X = X.astype(dtype)
-    weight = np.random.default_rng(1).integers(0, 4, len(X)) / 4
-    moments = sf.Moments(**parameters).update(convert(X), labels, sample_weight=weight)
-    wide = X.astype(np.float64)
-    centred = wide - weight @ wide / weight.sum()
-    expected = weight @ centred**2
-    np.testing.assert_allclose(squares_of(moments), expected, atol=len(X) * EPS * expected.max())
-    assert squares_of(moments)[5] == 0.0
-    full = sf.Moments().update(wide, labels, sample_weight=weight)
-    for name in labels:
-        np.testing.assert_allclose(
-            moments.cross_covariance(name), full.cross_covariance(name), atol=1e-12
-        )
-
-
 def test_sparse_and_dense_rows_mix_with_late_classes_and_constants() -> None:
     X, labels = rows()
     X[:, 5] = 3.0
@@ -164,24 +126,6 @@ def test_duplicates_of_a_sparse_matrix_are_summed_and_the_caller_keeps_his() -> 
     assert X.nnz == 3
     np.testing.assert_allclose(moments.mean, [2.0, 1.5, 0.0])
     np.testing.assert_allclose(squares_of(moments), [8.0, 4.5, 0.0])
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("stored", [0, 1, 38, 39, 40])
-def test_the_variance_of_a_sparse_column_counts_its_implicit_zeros(
-    stored: int, weighted: bool
-) -> None:
-    rng = np.random.default_rng(0)
-    column = np.zeros(40)
-    column[:stored] = rng.uniform(0.5, 2.0, stored)
-    column = rng.permutation(column)
-    X = np.column_stack([column, rng.normal(size=40)])
-    weight = rng.uniform(0.5, 2.0, 40) if weighted else np.ones(40)
-    moments = sf.Moments(**DIAG).update(
-        scipy.sparse.csr_array(X), sample_weight=weight if weighted else None
-    )
-    expected = weight @ (X - weight @ X / weight.sum()) ** 2
-    np.testing.assert_allclose(squares_of(moments), expected, rtol=1e-13, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:the eraser is sensitive")  # which the offset makes it
@@ -280,18 +224,6 @@ def test_the_metric_is_that_of_the_variances(intensity: float) -> None:
     np.testing.assert_allclose(kept.factor.solve(b), expected, rtol=1e-12)
     np.testing.assert_allclose(kept._copy.gram(b), (b * X.var(axis=0)) @ b.T, rtol=1e-12)
     assert abs(kept._copy.gram(b) - b @ np.cov(X.T, ddof=0) @ b.T).max() > 0.1  # control
-
-
-def test_erasers_are_those_of_uncorrelated_rows() -> None:
-    X, labels = rows()
-    white = np.linalg.qr(X - X.mean(axis=0))[0] * np.geomspace(0.1, 3, 24)  # Cov(x) is diagonal
-    for keeps in ({}, {"keep": "y"}):
-        method: Any = sf.splince if keeps else sf.leace
-        for data, differ in ((white, False), (X, True)):
-            exact = method(sf.Moments().update(data, labels), erase="z", **keeps).matrix()
-            found = method(sf.Moments(**DIAG).update(data, labels), erase="z", **keeps).matrix()
-            assert (np.abs(found - exact).max() > 1e-3) == differ
-            assert differ or np.abs(found - exact).max() < 1e-10
 
 
 @pytest.mark.parametrize(

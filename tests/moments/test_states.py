@@ -27,6 +27,7 @@ from naive_model import (
     interrupt_reductions,
     made,
     rows_for,
+    squares_of,
     state_bytes,
 )
 
@@ -350,11 +351,6 @@ def test_a_checkpoint_with_another_place_is_refused(tmp_path: Path, stream: Any)
 
 
 # --- sums, removals, weights ----------------------------------------------------------------------
-
-
-def squares_of(moments: Moments) -> Any:
-    """Sums of squares about the mean, of all rows."""
-    return moments._state().second.diagonal()
 
 
 def figures(moments: Moments) -> dict[str, Any]:
