@@ -39,10 +39,10 @@ def main() -> None:
     every_kind.update(X, named, sample_weight=np.arange(9) % 4 + 0.5)
     classes = Moments(by="t", block_rows=2).update(X, named)
     sampled = Moments(subsample=0.6, block_rows=8).update(X, named)
-    for name, moments in (
-        ("empty", empty), ("settled", labelled), ("waiting", waiting), ("weighted", weighted),
-        ("every-kind", every_kind), ("classes", classes), ("sampled", sampled),
-    ):  # fmt: skip
+    for name, moments in {
+        "empty": empty, "settled": labelled, "waiting": waiting, "weighted": weighted,
+        "every-kind": every_kind, "classes": classes, "sampled": sampled,
+    }.items():  # fmt: skip
         moments.save(HERE / "moments" / name)
     folds = Folds(2, groups="z", by="t", block_rows=2).update(X, named)
     folds._write_checkpoint(HERE / "moments" / "folds", {})

@@ -118,15 +118,3 @@ def test_composition_and_repair_compare_names() -> None:
     swapped = sf.Moments().update(pd.DataFrame(first(X), columns=NAMES[::-1]), LABELS)
     with pytest.raises(sf.exceptions.InputError, match="columns of the erased rows"):
         sf.repair(swapped, before=moments(), keep="y")
-
-
-@pytest.mark.parametrize("n", [60, 2000])  # without and with folds
-def test_estimators_pass_names_on(n: int) -> None:
-    estimator = sf.SPLINCE().fit(FRAME[:n], Y[:n], concept=Z[:n])
-    assert estimator.moments_.feature_names == estimator.projection_.feature_names == NAMES
-    partial = sf.LEACE().partial_fit(FRAME, concept=Z).partial_fit(FRAME, concept=Z)
-    assert partial.projection_.feature_names == NAMES
-    made = sf.SPLINCE.from_moments(moments(), erase="z", keep="y")
-    assert list(made.feature_names_in_) == list(NAMES)
-    with pytest.raises(ValueError, match="feature names"):
-        made.transform(REVERSED)

@@ -25,7 +25,6 @@ from naive_model import (
     LAYOUTS,
     STATES,
     TWO_VALUED,
-    U64,
     Rows,
     Table,
     block_sizes,
@@ -629,15 +628,6 @@ def test_unit_roundoff_is_reset_where_all_float32_rows_are_removed() -> None:
     assert (moments - moments).update(normal(9, 3))._state().unit_roundoff == state_module.EPS64
 
 
-@pytest.mark.parametrize("weight", [None, np.array([0.0, 1.0, 1.0, 1.0])])
-def test_arrow_labels_of_rows_without_weight(weight: Any) -> None:
-    pa = pytest.importorskip("pyarrow")
-    moments = Moments().update(
-        normal(4, 3), {"z": pa.array(["a", "b", "a", "b"])}, sample_weight=weight
-    )
-    assert moments.class_counts("z") == ({"a": 2, "b": 2} if weight is None else {"a": 1, "b": 2})
-
-
 BAD_NUMBERS = [np.nan, -np.nan, np.inf, -np.inf, 1e200, -1.4e154, 1e149, 3e148]
 share = st.floats(0, 1, exclude_max=True)
 
@@ -834,25 +824,6 @@ def test_constant_columns_have_no_variance() -> None:
     assert (moments.cross_covariance("z") == 0.0).all()
     with pytest.raises(ConstantVariableError):
         sf.leace(moments, erase="z")
-
-
-def test_a_stretch_of_missing_labels_fills_a_block() -> None:
-    X, Z = normal(90, 5), np.eye(9)[np.arange(90) % 9]
-    Z[30:60] = np.nan
-    moments = Moments(block_rows=30).update(X, {"z": Z})
-    given = [None if np.isnan(row[0]) else tuple(map(float, row)) for row in Z]
-    check(moments, Rows(X, np.ones(90), {"z": given}))
-
-
-def test_erasers_are_those_of_class_codes() -> None:
-    Z, X = indicators("every row"), normal(N, D, seed=1)
-    codes = Z.argmax(axis=1)
-    X[:, 0] += codes
-    by_columns = sf.leace(Moments().update(X, {"z": Z}), erase="z").matrix()
-    by_codes = sf.leace(Moments().update(X, {"z": codes}), erase="z").matrix()
-    # Both solve the same problem of condition below 1e3.
-    assert np.abs(by_columns - by_codes).max() <= 1e3 * 8 * N * U64
-    assert np.abs(by_codes - np.eye(D)).max() > 0.1
 
 
 # --- numbers at the edge --------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Modules: `moments.split`.
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -129,19 +128,6 @@ def test_rows_are_assigned_to_folds_by_the_published_hash() -> None:
     """The first numbers that SplitMix64 gives from seed 0."""
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert splitmix64(np.arange(3, dtype=np.uint64)).tolist() == expected
-
-
-def test_an_update_of_folds_waits_for_a_thread_that_reads_one_of_them() -> None:
-    X, labels = data(dtype=np.float32)
-    folds = Folds(2).update(X, labels)
-    with ThreadPoolExecutor(1) as pool:
-        with folds[1]._lock:
-            update = pool.submit(folds.update, X, labels)
-            with pytest.raises(TimeoutError):
-                update.result(timeout=0.2)
-            assert folds.n_rows == N
-        update.result(timeout=60)
-    assert folds.n_rows == 2 * N
 
 
 def test_rows_without_a_group_are_spread_over_the_folds() -> None:
