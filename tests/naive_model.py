@@ -244,6 +244,28 @@ def made(state: str, **more: Any) -> Any:
     return Moments(**arguments) if n_folds is None else Folds(n_folds, **arguments)
 
 
+def part(labels: dict[str, Any], rows: Any) -> dict[str, Any]:
+    return {name: column[rows] for name, column in labels.items()}
+
+
+def classed(n: int, d: int = 3, seed: int = 0, dtype: Any = np.float64) -> tuple[Any, Any]:
+    """Rows whose covariance depends on their class z; some values of v are missing."""
+    rng = np.random.default_rng(seed)
+    z, y, v = rng.integers(0, 3, n), rng.integers(0, 2, n), rng.normal(size=n)
+    X = rng.normal(size=(n, d)) * (1 + z[:, None]) + 3 * z[:, None] + np.outer(y, np.eye(d)[0])
+    v[rng.random(n) < 0.1] = np.nan
+    return X.astype(dtype), {"z": np.array(["a", "b", "c"])[z], "y": y, "v": v}
+
+
+def fed_in_parts(state: Any, X: Any, labels: Any, size: int, weight: Any = None) -> Any:
+    """A state after updates of this many rows."""
+    for start in range(0, X.shape[0], size):
+        rows = slice(start, start + size)
+        given = None if weight is None else weight[rows]
+        state.update(X[rows], part(labels, rows), sample_weight=given)
+    return state
+
+
 # --- updates that are refused ---------------------------------------------------------------------
 
 

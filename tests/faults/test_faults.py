@@ -47,61 +47,49 @@ def without_powers() -> None:
 
 # --- killed processes ----------------------------------------------------------------------------
 
-# One process imports and compiles; its forks, which cost milliseconds, are the ones to die.
+# One process imports; its forks, which cost milliseconds, are the ones to die.
 KILLED = """
 import json, os, signal, sys, time
 import numpy as np
 from splince_fast import Moments, sources
 
-folder, name, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
+path, number, times = sys.argv[1], getattr(signal, sys.argv[2]), int(sys.argv[3])
 X = np.random.default_rng(0).normal(size=(1200, 24)).astype(np.float32)
 labels = {"z": np.arange(1200) % 3, "y": X[:, 0].astype(np.float64)}
-path = os.path.join(folder, "state")
 
-def accumulate():
+def run():
     source = sources.from_arrays(X, labels, block_rows=16)  # 75 checkpoints
     Moments.from_blocks(source, checkpoint=path, checkpoint_seconds=0, block_rows=100)
 
 def started():
     child = os.fork()
-    if child == 0:
-        try:
-            accumulate()
-        except BaseException:
-            os._exit(1)
+    if not child:
+        run()
         os._exit(0)
     return child
 
-def content():
+def finish():
+    run()
     with open(path, "rb") as file:
         return file.read()
 
-def first_write():
-    while not os.path.exists(path):
-        time.sleep(1e-4)
-
-Moments(block_rows=2).update(X[:5], {"z": [1] * 5})  # compiles
-begin = time.monotonic()
-child = started()
-first_write()
-wrote = time.monotonic()
-assert os.waitpid(child, 0)[1] == 0
-starting, writing = wrote - begin, time.monotonic() - wrote
-truth, rng = content(), np.random.default_rng()
-result = {"n_rows": Moments.load(path).n_rows, "equal": 0, "midway": 0, "left": []}
+finish()  # everything is loaded
+os.unlink(path)
+begin, truth, rng = time.monotonic(), finish(), np.random.default_rng()
+whole = time.monotonic() - begin
+result = {"n_rows": Moments.load(path).n_rows, "equal": 0, "midway": 0}
 for i in range(times):
     os.unlink(path)
     child = started()
-    if i % 4:  # from the first write on: on a busy machine no clock says when that is
-        first_write()
-    time.sleep(rng.uniform(0, 0.8) * (writing if i % 4 else starting))
-    os.kill(child, getattr(signal, name))
+    while i % 4 and not os.path.exists(path):  # on a busy machine no clock says when that is
+        time.sleep(1e-4)
+    time.sleep(rng.uniform(0, 0.8) * whole)
+    os.kill(child, number)
     os.waitpid(child, 0)
     if os.path.exists(path):  # whole at any moment, although a write may have been under way
         result["midway"] += 0 < Moments.load(path).n_rows < 1200
-    assert os.waitpid(started(), 0)[1] == 0
-    result["equal"] += content() == truth
-result["left"] = sorted(set(os.path.splitext(f)[1] for f in os.listdir(folder)))
+    result["equal"] += finish() == truth
+result["left"] = sorted({os.path.splitext(name)[1] for name in os.listdir(os.path.dirname(path))})
 print(json.dumps(result))
 """
 
@@ -112,7 +100,7 @@ def test_a_killed_run_resumes_to_the_same_file(tmp_path: Path, name: str, times:
     """Killed at a random moment; a write may leave a hidden ``.partial`` file, never damage."""
     times *= max(FUZZ, 1)
     result = json.loads(
-        script(KILLED, str(tmp_path), name, str(times), SPLINCE_FAST_NUM_THREADS="1")
+        script(KILLED, str(tmp_path / "state"), name, str(times), SPLINCE_FAST_NUM_THREADS="1")
     )
     assert result["n_rows"] == 1200
     assert result["equal"] == times

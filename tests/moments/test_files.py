@@ -239,15 +239,6 @@ def resaved(
     return path
 
 
-def writes_complex_numbers() -> bool:
-    """Releases of safetensors before 0.7 neither write nor read them."""
-    try:
-        safetensors.numpy.save({"a": np.zeros(1, np.complex64)})
-    except safetensors.SafetensorError:
-        return False
-    return True
-
-
 def with_number(array: Any, place: int, value: float) -> Any:
     changed = array.copy()
     changed.flat[place] = value
@@ -265,7 +256,6 @@ SPOILT: dict[str, Callable[[Any], Any] | None] = {
     "other axes": lambda a: a.ravel() if a.ndim > 1 else a[:, None],
     "few bits": lambda a: a.astype(np.float16) if a.dtype != np.float16 else a.astype(np.int8),
     "int32": lambda a: a.astype(np.int32),
-    "complex": lambda a: a.astype(np.complex64),
     "no numbers": lambda a: np.empty((0, 0)),
 }
 # Faults that leave a valid file: no row, weight or label waits, and no removal lost digits.
@@ -277,8 +267,6 @@ HARMLESS = {"missing": r"staged\..*|lost", "NaN": r"staged\.\d"}
 def test_a_tensor_that_is_missing_or_spoilt_is_refused(
     contents: dict[str, bytes], path: Path, fault: str, state: str
 ) -> None:
-    if fault == "complex" and not writes_complex_numbers():
-        pytest.skip("needs a newer safetensors: no complex numbers")
     change = SPOILT[fault]
 
     def spoil(tensors: dict[str, Any], _: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -187,8 +188,6 @@ def test_kinds_decide_how_integers_are_read() -> None:
     X, age = normal(30, 2), np.arange(30)
     moments = Moments(kinds={"age": "continuous"}).update(X, {"age": age})
     check(moments, Rows.of(X, {"age": age.astype(float)}))
-    with pytest.raises(InputError, match="kinds has"):
-        Moments(kinds={"age": "whatever"})
 
 
 # --- precision -----------------------------------------------------------------------------------
@@ -671,36 +670,32 @@ def test_bad_numbers_anywhere_in_a_block_are_refused_before_any_change(
     assert state_bytes(moments) == before
 
 
-def test_readers_of_empty_moments() -> None:
-    moments = Moments()
-    assert (moments.n_rows, moments.n_features, moments.weight) == (0, None, 0.0)
-    assert moments.variables == {}
-    assert "empty" in repr(moments)
-    with pytest.raises(NotEnoughDataError, match="update"):
-        moments.mean  # noqa: B018
-    with pytest.raises(NotEnoughDataError, match="update"):
-        moments.covariance()
-    with pytest.raises(UnknownVariableError, match="none"):
-        moments.cross_covariance("z")
-
-
-def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    moments = Moments().update(normal(3, 2), {"gender": [0, 1, 0], "age": np.arange(3.0)})
-    for read in (moments.cross_covariance, moments.classes, moments.class_counts):
-        with pytest.raises(UnknownVariableError, match="'gender', 'age'"):
-            read("sex")
-    for read in (moments.classes, moments.class_counts):
-        with pytest.raises(LabelError, match="continuous"):
-            read("age")
-
-
-def test_repr_says_what_is_inside() -> None:
-    moments = Moments().update(normal(1200, 3), {"z": np.arange(1200) % 4, "y": normal(1200, 2)})
-    assert "1,200 rows" in repr(moments)
-    assert "3 features" in repr(moments)
-    assert "'z': 4 classes" in repr(moments)
-    assert "'y': continuous (2 columns)" in repr(moments)
-    assert moments.nbytes >= 3 * 3 * 8
+def test_readers_say_what_is_missing_or_unknown() -> None:
+    empty = Moments()
+    assert (empty.n_rows, empty.n_features, empty.weight, empty.variables) == (0, None, 0.0, {})
+    assert "empty" in repr(empty)
+    labels = {"gender": np.arange(1200) % 4, "age": normal(1200, 2)}
+    some = Moments().update(normal(1200, 3), labels)
+    for text in (
+        "1,200 rows",
+        "3 features",
+        "'gender': 4 classes",
+        "'age': continuous (2 columns)",
+    ):
+        assert text in repr(some)
+    assert some.nbytes >= 3 * 3 * 8
+    calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: empty.mean, NotEnoughDataError, "update"),
+        (empty.covariance, NotEnoughDataError, "update"),
+        (partial(empty.cross_covariance, "z"), UnknownVariableError, "none"),
+        (partial(some.cross_covariance, "sex"), UnknownVariableError, "'gender', 'age'"),
+    ]
+    for read in (some.classes, some.class_counts):
+        calls.append((partial(read, "sex"), UnknownVariableError, "'gender', 'age'"))
+        calls.append((partial(read, "age"), LabelError, "continuous"))
+    for call, error, text in calls:
+        with pytest.raises(error, match=text):
+            call()
 
 
 # --- staging -------------------------------------------------------------------------------------
@@ -754,24 +749,26 @@ def test_rows_of_two_dtypes_keep_the_digits_of_each(
         np.testing.assert_allclose(moments.cross_covariance("z", ddof=0), cross, atol=1e-14)
 
 
-def test_every_reader_sees_the_rows_that_wait() -> None:
-    X = normal(5, 2)
-    labels: dict[str, Any] = {"z": list("abaab"), "y": np.arange(5.0)}
-    readers: dict[str, Callable[[Moments], Any]] = {
-        "weight": lambda m: m.weight,
-        "n_rows": lambda m: m.n_rows,
-        "mean": lambda m: m.mean,
-        "covariance": lambda m: m.covariance(),
-        "cross": lambda m: m.cross_covariance("z"),
-        "cross of columns": lambda m: m.cross_covariance("y"),
-        "counts": lambda m: list(m.class_counts("z").values()),
-        "sum": lambda m: (m + Moments()).covariance(),
-    }
-    for name, read in readers.items():
-        staged = Moments(block_rows=100).update(X[:4], {k: v[:4] for k, v in labels.items()})
-        staged.update(X[4:], {k: v[4:] for k, v in labels.items()})
-        direct = Moments(block_rows=1).update(X, labels)
-        np.testing.assert_allclose(read(staged), read(direct), rtol=1e-12, err_msg=name)
+READERS: dict[str, Callable[[Moments], Any]] = {
+    "weight": lambda m: m.weight,
+    "n_rows": lambda m: m.n_rows,
+    "mean": lambda m: m.mean,
+    "covariance": lambda m: m.covariance(),
+    "cross": lambda m: m.cross_covariance("z"),
+    "cross of columns": lambda m: m.cross_covariance("y"),
+    "counts": lambda m: list(m.class_counts("z").values()),
+    "sum": lambda m: (m + Moments()).covariance(),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_every_reader_sees_the_rows_that_wait(read: Callable[[Moments], Any]) -> None:
+    X, labels = normal(5, 2), {"z": np.array(list("abaab")), "y": np.arange(5.0)}
+    staged = Moments(block_rows=100)
+    for rows in (slice(4), slice(4, None)):
+        staged.update(X[rows], {k: v[rows] for k, v in labels.items()})
+    direct = Moments(block_rows=1).update(X, labels)
+    np.testing.assert_allclose(read(staged), read(direct), rtol=1e-12)
 
 
 # --- many label columns, such as indicators -------------------------------------------------------

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from naive_model import FUZZ, REFUSED, SIX, Rows, Table, check, no_rows, state_bytes, tables
+from naive_model import FUZZ, REFUSED, Rows, Table, check, no_rows, state_bytes, tables
 
-from splince_fast import Moments, SplinceError
+from splince_fast import Moments
 
 WIDTH = 3
 
@@ -102,16 +102,6 @@ class Machine(RuleBasedStateMachine):
             pair.moments.update(rows, **arguments)
         assert state_bytes(pair.moments) == before
 
-    @rule(pair=pairs)
-    def contradicting_kind(self, pair: Pair) -> None:
-        known = pair.moments.variables
-        before = state_bytes(pair.moments)
-        for name, values in (("text", np.ones(6)), ("score", ["a"] * 6), ("scores", np.ones(6))):
-            if name in known:
-                with pytest.raises(SplinceError):
-                    pair.moments.update(SIX, {"number": range(6), name: values})
-                assert state_bytes(pair.moments) == before
-
     @precondition(small)
     @rule(target=pairs, a=pairs, b=pairs)
     def merge(self, a: Pair, b: Pair) -> Pair:
@@ -141,16 +131,6 @@ class Machine(RuleBasedStateMachine):
             labels = {name: _as_given(column) for name, column in part.labels.items()}
             removed.update(part.x, labels, sample_weight=part.w)
         self.made(pair.moments - removed, pair.rows.take(~chosen), pair.past)
-
-    @rule(pair=pairs)
-    def merge_other_width(self, pair: Pair) -> None:
-        if len(pair.past):
-            pair.moments.weight  # noqa: B018 (merges the rows that wait, as merging does)
-            before = state_bytes(pair.moments)
-            other = Moments().update(np.ones((2, WIDTH + 1)))
-            with pytest.raises(SplinceError):
-                pair.moments += other
-            assert state_bytes(pair.moments) == before
 
     @rule(target=pairs, pair=pairs, way=st.sampled_from(["file", "pickle", "deepcopy", "copy"]))
     def duplicate(self, pair: Pair, way: str) -> Pair:

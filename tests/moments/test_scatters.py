@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-from naive_model import flushed, squares_of, state_bytes
+from naive_model import fed_in_parts, flushed, part, squares_of, state_bytes
 from numpy.typing import NDArray
 from processes import script
 
@@ -70,17 +70,6 @@ def same_bits(a: sf.Moments, b: sf.Moments) -> bool:
     return state_bytes(flushed(a)) == state_bytes(flushed(b))
 
 
-def part_of(labels: dict[str, Any], part: Any) -> dict[str, Any]:
-    return {name: column[part] for name, column in labels.items()}
-
-
-def fed(X: Any, labels: Any, step: int, **parameters: Any) -> sf.Moments:
-    moments = sf.Moments(**parameters)
-    for i in range(0, X.shape[0], step):
-        moments.update(X[i : i + step], part_of(labels, slice(i, i + step)))
-    return moments
-
-
 def distortion(eraser: sf.Projection, covariance: Float) -> float:
     """tr(E S E^T) of the removed part E = left right^T."""
     left, right = eraser.left, eraser.right
@@ -93,9 +82,6 @@ def leace(moments: sf.Moments) -> sf.Projection:
 
 def splince(moments: sf.Moments) -> sf.Projection:
     return sf.splince(moments, erase="z", keep="y")
-
-
-# --- contracts of moments -------------------------------------------------------------------------
 
 
 # --- sums of the variances ------------------------------------------------------------------------
@@ -288,10 +274,13 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
     for name in labels:
         labels[name][:2] = 0, 1
     given: dict[str, Any] = {"subsample": 0.2, "block_rows": 256}
-    whole = fed(X, labels, len(X), **given)
-    assert all(same_bits(whole, fed(X, labels, step, **given)) for step in (1, 77, 256, 777))
-    half = fed(X[:700], part_of(labels, slice(700)), 700, **given)
-    rest = X[700:], part_of(labels, slice(700, None))
+    whole = fed_in_parts(sf.Moments(**given), X, labels, len(X))
+    assert all(
+        same_bits(whole, fed_in_parts(sf.Moments(**given), X, labels, step))
+        for step in (1, 77, 256, 777)
+    )
+    half = sf.Moments(**given).update(X[:700], part(labels, slice(700)))
+    rest = X[700:], part(labels, slice(700, None))
     assert same_bits(whole, pickle.loads(pickle.dumps(half)).update(*rest))
     # Control: a stream that forgets where it stood takes other rows.
     half._accumulator.position = 0  # type: ignore[attr-defined]
@@ -303,24 +292,11 @@ def test_weights_of_a_sample_are_frequencies() -> None:
     X, labels = gaussian(5000, 6, 1.0)
     weight = np.random.default_rng(3).integers(0, 3, 5000)
     twice, row = sf.Moments(subsample=0.3), np.repeat(np.arange(5000), weight)
-    twice.update(X[row], part_of(labels, row))
+    twice.update(X[row], part(labels, row))
     weighted = sf.Moments(subsample=0.3).update(X, labels, sample_weight=weight)
     np.testing.assert_allclose(weighted.mean, twice.mean, atol=1e-12)
     ratio = weighted.covariance().diagonal() / twice.covariance().diagonal()
     assert np.abs(ratio - 1).max() < 6 * (2 * 2 / 1200) ** 0.5
-
-
-def test_a_class_without_a_sampled_row_is_erased() -> None:
-    X, _ = gaussian(4000, 6, 0.0)
-    z = np.zeros(4000, int)
-    z[1:2000] = 1
-    chosen = set(chosen_rows(len(X), 0.1, 0).tolist())
-    z[next(i for i in range(2000, 4000) if i not in chosen)] = 2
-    moments = sf.Moments(subsample=0.1).update(X, {"z": z})
-    eraser = leace(moments)
-    assert eraser.rank == 2
-    span = moments.cross_covariance("z").T
-    assert np.abs(span - (span @ eraser.right) @ eraser.left.T).max() < 1e-12
 
 
 def test_subsample_of_one_has_the_bits_of_the_full_covariance() -> None:
@@ -363,8 +339,8 @@ def test_parts_of_other_fractions_count_by_their_rows() -> None:
     weighted, plain = [], []
     for seed in range(30):
         few, many = (
-            sf.Moments(subsample=fraction, random_state=seed).update(part)
-            for part, fraction in ((wide, 0.02), (narrow, 0.2))
+            sf.Moments(subsample=fraction, random_state=seed).update(some)
+            for some, fraction in ((wide, 0.02), (narrow, 0.2))
         )
         weighted.append(np.trace((few + many).covariance(ddof=0)))
         rows = wide[chosen_rows(10_000, 0.02, seed)], narrow[chosen_rows(10_000, 0.2, seed)]
@@ -542,28 +518,6 @@ def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) 
     assert repaired.max() < 1.0
     monkeypatch.setattr(scatters, "_STANDARD_ERRORS", 1e300)
     assert draws(X, labels, 5 * d / n, 60, leace)[0].max() > 10
-
-
-def test_drifting_rows_sorted_by_class() -> None:
-    """Position says nothing of a hash. Control: the first m rows, which know one class alone."""
-    n, d = 8000, 24
-    X, labels = gaussian(n, d, 0.8)
-    order = np.argsort(labels["z"], kind="stable")
-    labels = {name: column[order] for name, column in labels.items()}
-    # The spread of half of the features grows along the stream.
-    X = X[order]
-    X[:, ::2] *= np.linspace(0.2, 3.0, n)[:, None]
-    rate = 10 * d / n
-    excess, formula, *_ = draws(X, labels, rate, 20, leace)
-    assert excess.mean() < 2 * formula.mean()
-    full = sf.Moments().update(X, labels)
-    covariance = full.covariance(ddof=0)
-    head = np.cov(X[: 10 * d].T, ddof=0)
-    span = full.cross_covariance("z")[:, :1]
-    along = np.linalg.solve(head, span)
-    removed = span @ along.T / float(span[:, 0] @ along[:, 0])
-    of_head = float(np.trace(removed @ covariance @ removed.T))
-    assert of_head > 1.5 * distortion(leace(full), covariance)
 
 
 def test_too_few_rows_for_the_formula_state_no_excess() -> None:

@@ -6,13 +6,14 @@ Modules: `moments.split`.
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import Rows, check, state_bytes
+from naive_model import Rows, check, classed, fed_in_parts, laid_out, part, state_bytes
 from numpy.typing import NDArray
 from processes import script
 
@@ -23,39 +24,7 @@ from splince_fast.exceptions import IncompatibleMomentsError, LabelError
 
 N, D = 400, 5
 EPS = float(np.finfo(np.float64).eps)
-LAYOUTS: dict[str, Any] = {
-    "C": lambda X: X,
-    "Fortran": np.asfortranarray,
-    "strided": lambda X: np.repeat(X, 2, axis=1)[:, ::2],
-    "half": lambda X: X.astype(np.float16),
-    "integers": lambda X: np.rint(10 * X).astype(np.int16),
-}
-
-
-def data(n: int = N, d: int = D, seed: int = 0, dtype: Any = np.float64) -> tuple[Any, Any]:
-    """Rows whose covariance depends on their class."""
-    rng = np.random.default_rng(seed)
-    z, y, v = rng.integers(0, 3, n), rng.integers(0, 2, n), rng.normal(size=n)
-    X = rng.normal(size=(n, d)) * (1 + z[:, None]) + 3 * z[:, None] + np.outer(y, np.eye(d)[0])
-    v[rng.random(n) < 0.1] = np.nan
-    return X.astype(dtype), {"z": np.array(["a", "b", "c"])[z], "y": y, "v": v}
-
-
-def part(labels: dict[str, Any], rows: Any) -> dict[str, Any]:
-    return {name: column[rows] for name, column in labels.items()}
-
-
-def fed(state: Any, X: Any, labels: Any, size: int, weight: Any = None) -> Any:
-    """Moments or folds after updates of this many rows."""
-    for start in range(0, len(X), size):
-        rows = slice(start, start + size)
-        given = None if weight is None else weight[rows]
-        state.update(X[rows], part(labels, rows), sample_weight=given)
-    return state
-
-
-def bits(state: Any) -> list[dict[str, Any]]:
-    return [state_bytes(moments) for moments in (state if isinstance(state, Folds) else [state])]
+data = partial(classed, N, D)
 
 
 # --- any split -----------------------------------------------------------------------------------
@@ -73,7 +42,7 @@ def test_classes_of_folds_are_sorted_by_value_whatever_the_order_of_the_labels(
     arguments: dict[str, Any],
 ) -> None:
     """Classes that come in descending order, and some that the first blocks lack."""
-    X, labels = data(1200, dtype=np.float32)
+    X, labels = classed(1200, D, dtype=np.float32)
     order = np.argsort(labels["z"])[::-1]
     X, labels = X[order], part(labels, order)
     labels["number"] = np.sqrt(np.arange(1200.0)).astype(int) // 3
@@ -92,7 +61,9 @@ def test_classes_of_folds_are_sorted_by_value_whatever_the_order_of_the_labels(
             assert [cells.sum(axis=1).tolist(), cells.sum(axis=0).tolist()] == counts
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("C", "f4"), ("F", "f4"), ("strided", "f4"), ("C", "f2"), ("C", "i2")]
+)
 @given(
     cuts=st.lists(st.integers(0, N), max_size=5).map(sorted),
     count=st.integers(2, 3),
@@ -101,13 +72,19 @@ def test_classes_of_folds_are_sorted_by_value_whatever_the_order_of_the_labels(
     kind=st.sampled_from([{}, {"subsample": 0.3}]),
 )
 def test_a_fold_has_the_bits_of_its_rows_in_their_order(
-    layout: str, cuts: list[int], count: int, block_rows: int, weighted: bool, kind: dict[str, Any]
+    layout: str,
+    dtype: str,
+    cuts: list[int],
+    count: int,
+    block_rows: int,
+    weighted: bool,
+    kind: dict[str, Any],
 ) -> None:
     """Against moments of a copy of these rows, a block at a time; in updates of any size."""
     if "subsample" in kind:  # sums in the order in which classes came: all of them come at first
         cuts = [cut for cut in cuts if cut > 50]
-    X, labels = data(dtype=np.float32)
-    X = LAYOUTS[layout](X)
+    X, labels = data()
+    X = laid_out((np.rint(10 * X) if dtype == "i2" else X).astype(dtype), layout)
     weight = np.random.default_rng(1).uniform(0.5, 2, N) if weighted else None
     folds = Folds(count, block_rows=block_rows, **kind)
     for rows in map(slice, [0, *cuts], [*cuts, N]):
@@ -119,7 +96,7 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
         twin = Folds(2, block_rows=block_rows, **kind)  # whose first fold takes all
         twin._accumulator._folds_of_rows = lambda _, numbers: (range(2), 0 * numbers.astype(int))
         given = None if weight is None else weight[rows]
-        fed(twin, np.array(X[rows]), part(labels, rows), block_rows, given)
+        fed_in_parts(twin, np.array(X[rows]), part(labels, rows), block_rows, given)
         assert state_bytes(fold) == state_bytes(twin._sort_classes()[0])
     assert state_bytes(folds[0]) != state_bytes(folds[1]), "the control"
 
@@ -149,7 +126,7 @@ def test_rows_of_weight_zero_keep_their_place_between_folds(grouped: bool) -> No
     X = rng.normal(size=(600, 3))
     weight = (rng.random(600) < 0.6) * 1.0
     labels = {"group": np.array([None] * 600, object)} if grouped else {}
-    found = fed(Folds(3, groups="group" if grouped else None), X, labels, 70, weight)
+    found = fed_in_parts(Folds(3, groups="group" if grouped else None), X, labels, 70, weight)
     fold = fold_of(600, 3)
     for i, moments in enumerate(found):
         kept = (fold == i) & (weight > 0)
@@ -165,7 +142,7 @@ def test_each_class_has_the_moments_of_its_rows() -> None:
     X, labels = data()
     weight = np.random.default_rng(1).integers(0, 3, N) + 0.0
     labels["z"] = np.where(np.arange(N) % 7 == 0, None, labels["z"])
-    moments = fed(Moments(by="z", block_rows=64), X, labels, 70, weight)
+    moments = fed_in_parts(Moments(by="z", block_rows=64), X, labels, 70, weight)
     check(moments, Rows.of(X, labels, weight))
     assert set(moments.by_class) == {"a", "b", "c", None}
     assert moments.by_class[None].variables == {"y": "classes", "v": "continuous"}
@@ -183,7 +160,7 @@ def test_total_is_that_of_all_rows() -> None:
 
 
 def test_late_classes_and_late_labels() -> None:
-    X, labels = data(300)
+    X, labels = classed(300, D)
     order = np.argsort(labels["z"], kind="stable")
     moments = Moments(by="z").update(X[:0]).update(X[:50])
     for rows in np.array_split(order, 5):

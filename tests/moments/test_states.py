@@ -23,9 +23,12 @@ from naive_model import (
     STATES,
     Rows,
     check,
+    classed,
+    fed_in_parts,
     flushed,
     interrupt_reductions,
     made,
+    part,
     rows_for,
     squares_of,
     state_bytes,
@@ -52,16 +55,8 @@ merged = pytest.mark.parametrize("state", MERGED)
 
 
 def data(n: int = N, seed: int = 0, dtype: Any = np.float64) -> tuple[Any, dict[str, Any]]:
-    """Rows whose covariance depends on their class; labels are missing, but for those of z."""
-    rng = np.random.default_rng(seed)
-    z, y, v = rng.integers(0, 3, n), rng.integers(0, 2, n), rng.normal(size=n)
-    X = rng.normal(size=(n, D)) * (1 + z[:, None]) + 3 * z[:, None] + np.outer(y, np.eye(D)[0])
-    v[rng.random(n) < 0.1] = np.nan
-    return X.astype(dtype), {"z": np.array(["a", "b", "c"])[z], "y": y, "v": v}
-
-
-def part(labels: dict[str, Any], rows: Any) -> dict[str, Any]:
-    return {name: column[rows] for name, column in labels.items()}
+    rows, labels = classed(n, D, seed, dtype)
+    return rows, labels
 
 
 def started(state: str, n: int = N, dtype: Any = np.float64, **more: Any) -> Any:
@@ -72,31 +67,17 @@ def started(state: str, n: int = N, dtype: Any = np.float64, **more: Any) -> Any
 # --- whole or absent ------------------------------------------------------------------------------
 
 
-def of_known(change: Callable[[Any, dict[str, Any]], tuple[Any, Any]]) -> Any:
-    return change(SIX, part(data(6)[1], slice(None)))
-
-
-# What contradicts the rows before: X and labels, type of the error, a pattern of its text.
-CONTRADICTING: dict[str, tuple[Any, type[Exception], str]] = {
-    "a wrong width": (of_known(lambda X, y: (X[:, :2], y)), InputError, "2 columns"),
-    "features of another axis": (of_known(lambda X, y: (X[..., None], y)), InputError, "."),
-    "no rows of a wrong width": (
-        of_known(lambda X, y: (X[:0, :2], part(y, slice(0)))), InputError, "2 columns",
-    ),
-    "a variable of another kind": (
-        of_known(lambda X, y: (X, {**y, "y": X[:, 0]})), LabelError, "cont",
-    ),
-    "classes of another type": (
-        of_known(lambda X, y: (X, {**y, "z": np.arange(6) % 3})), LabelError, "one type",
-    ),
-    "booleans for integers": (of_known(lambda X, y: (X, {**y, "y": [True] * 6})), LabelError, "."),
-    "a value whose square overflows": (
-        of_known(lambda X, y: (X, {**y, "v": [0, 1, -1e200, 2, 1, 0.5]})), LabelError, "rescale",
-    ),
-    "another number of columns": (
-        of_known(lambda X, y: (X, {**y, "v": X[:, :2]})), SplinceError, ".",
-    ),
-}  # fmt: skip
+KNOWN = data(6)[1]
+# What contradicts the rows before: X, changes of the labels, type and pattern of the error.
+CONTRADICTING: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "a wrong width": (SIX[:, :2], {}, InputError, "2 columns"),
+    "features of another axis": (SIX[..., None], {}, InputError, "."),
+    "a variable of another kind": (SIX, {"y": SIX[:, 0]}, LabelError, "cont"),
+    "classes of another type": (SIX, {"z": np.arange(6) % 3}, LabelError, "one type"),
+    "booleans for integers": (SIX, {"y": [True] * 6}, LabelError, "."),
+    "a value whose square overflows": (SIX, {"v": [0, 1, -1e200, 2, 1, 0]}, LabelError, "rescale"),
+    "another number of columns": (SIX, {"v": SIX[:, :2]}, SplinceError, "."),
+}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +88,7 @@ def test_errors_are_typed_tell_why_and_change_nothing(state: str, case: str) -> 
     X, arguments, kind, text = REFUSED[case]
     if kind is not InputError and isinstance(X, np.ndarray):
         X = rows_for(state, X) if X.dtype == float else X
-    labels = {**part(data(6)[1], slice(None)), **arguments.get("labels", {})}
+    labels = {**KNOWN, **arguments.get("labels", {})}
     for some in (started(state, 37), made(state)):
         before = state_bytes(some)
         with pytest.raises(kind, match=text) as caught:
@@ -119,14 +100,16 @@ def test_errors_are_typed_tell_why_and_change_nothing(state: str, case: str) -> 
 @states
 @pytest.mark.parametrize("case", CONTRADICTING)
 def test_a_refused_update_changes_no_part(state: str, case: str) -> None:
-    (X, labels), kind, text = CONTRADICTING[case]
-    some = started(state, dtype=np.float32)
+    X, changes, kind, text = CONTRADICTING[case]
+    some, undisturbed = (started(state, dtype=np.float32) for _ in range(2))
     before = state_bytes(some)
     with pytest.raises(kind, match=text):
-        some.update(rows_for(state, X), labels)
+        some.update(rows_for(state, X), {**KNOWN, **changes})
+    if case == "a wrong width":  # also of no rows
+        with pytest.raises(kind, match=text):
+            some.update(rows_for(state, X[:0]), part(KNOWN, slice(0)))
     assert state_bytes(some) == before
-    undisturbed = started(state, dtype=np.float32)
-    more = rows_for(state, SIX), data(6)[1]
+    more = rows_for(state, SIX), KNOWN
     assert state_bytes(some.update(*more)) == state_bytes(undisturbed.update(*more))
 
 
@@ -409,10 +392,7 @@ def test_sums_and_differences(state: str) -> None:
         _ = a - (a + b)
     if state != "sample":  # the sample of a sum is not that of all rows in one stream
         near(together, of(slice(None)))
-        stepwise = made(state, block_rows=64)
-        for i in range(0, n, 33):
-            rows = slice(i, i + 33)
-            stepwise.update(rows_for(state, X[rows]), part(labels, rows))
+        stepwise = fed_in_parts(made(state, block_rows=64), rows_for(state, X), labels, 33)
         near(stepwise, together)
         near(of(np.r_[0:n, 0:100]), of(slice(None), weight))  # a row twice weighs two
     # Control: about the mean of each part instead of the whole, the gap of the means is lost.

@@ -29,39 +29,32 @@ def folds() -> list[sf.Moments]:
     return [sf.Moments().update(X[i::2], {"z": Z[i::2]}) for i in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: sf.erase(X, Z, colour="red"), r"takes no colour= .it takes .*shrinkage"),
-        (lambda: sf.erase(X, Z, shrinkge=1), r"leace takes no shrinkge=; did you mean shrinkage="),
-        (
-            lambda: sf.cross_report(folds(), erase="z", rank_tool=1.0),
-            r"LEACE takes no rank_tool=; did you mean rank_tol=",
-        ),
-        (
-            lambda: sf.Moments.from_blocks([(X, Z)], block_row=2),
-            r"Moments takes no block_row=; did you mean block_rows=",
-        ),
-        (
-            lambda: sf.cross_report(folds(), erase="z", max_amplification=1e3),
-            r"LEACE takes no max_amplification=",
-        ),
-        (lambda: sf.Folds(2, block_row=2), r"Moments takes no block_row=; did you mean block_rows"),
-    ],
-)
+MISSPELT: list[tuple[Callable[[], Any], str]] = [
+    (lambda: sf.erase(X, Z, colour="red"), "takes no colour= .it takes .*shrinkage"),
+    (lambda: sf.erase(X, Z, shrinkge=1), "leace takes no shrinkge=; did you mean shrinkage="),
+    (lambda: sf.cross_report(folds(), erase="z", rank_tool=1.0),
+     "LEACE takes no rank_tool=; did you mean rank_tol="),
+    (lambda: sf.cross_report(folds(), erase="z", max_amplification=1e3),
+     "LEACE takes no max_amplification="),
+    (lambda: sf.Moments.from_blocks([(X, Z)], block_row=2),
+     "Moments takes no block_row=; did you mean block_rows="),
+    (lambda: sf.Folds(2, block_row=2), "Moments takes no block_row=; did you mean block_rows"),
+    (lambda: draw(None, "association", metrc="accuracy"),  # type: ignore[arg-type]
+     "'association' takes no metrc=; did you mean metric="),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "text"), MISSPELT)
 def test_the_nearest_option_is_suggested(call: Callable[[], Any], text: str) -> None:
     with pytest.raises(sf.exceptions.InputError, match=text):
         call()
 
 
-def test_a_misspelt_option_of_a_figure() -> None:
+def draw(*arguments: Any, **options: Any) -> Any:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
     from splince_fast.evaluation.figures import draw
 
-    with pytest.raises(
-        sf.exceptions.InputError, match=r"'association' takes no metrc=; did you mean metric="
-    ):
-        draw(None, "association", metrc="accuracy")  # type: ignore[arg-type]
+    return draw(*arguments, **options)
 
 
 # --- names imported on first use ------------------------------------------------------------------

@@ -250,9 +250,6 @@ REFUSING: dict[str, Callable[[Any, Any], Any]] = {
         sf.Moments().update(frame, LABELS), erase="z", keep="y"
     )(other, LABELS),
     "estimator": lambda frame, other: sf.LEACE().fit(frame, concept=Z).transform(other),
-    "projection of an estimator": lambda frame, other: (
-        sf.LEACE().fit(frame, concept=Z).projection_(other)
-    ),
     "head": lambda frame, other: fit_head(frame, Y).predict(other),
 }
 

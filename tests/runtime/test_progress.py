@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,34 +26,27 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None, show: bool | None) -> str:
-    monkeypatch.setattr(sys, "stderr", stream)
-    with Progress(10, "reading", show=show) as bar:
-        bar.advance(10, 40)
-    return "" if stream is None else stream.getvalue()
-
-
 @pytest.mark.parametrize(
-    ("stream", "show", "visible"),
+    ("stream", "show", "delay", "visible"),
     [
-        (io.StringIO, True, True),
-        (io.StringIO, None, False),
-        (Terminal, None, True),
-        (Terminal, False, False),
-        (lambda: None, True, False),
+        (io.StringIO, True, 0.0, True),
+        (io.StringIO, None, 0.0, False),
+        (Terminal, None, 0.0, True),
+        (Terminal, False, 0.0, False),
+        (lambda: None, True, 0.0, False),
+        (Terminal, None, progress._DELAY_SECONDS, False),  # short work shows no bar
     ],
 )
 def test_bar_appears_where_it_is_asked_for_or_seen(
-    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], show: bool | None, visible: bool
+    monkeypatch: pytest.MonkeyPatch, stream: Any, show: bool | None, delay: float, visible: bool
 ) -> None:
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.0)
-    text = shown(monkeypatch, stream(), show)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", delay)
+    monkeypatch.setattr(sys, "stderr", given := stream())
+    with Progress(10, "reading", show=show) as bar:
+        bar.advance(10, 40)
+    text = "" if given is None else given.getvalue()
     assert bool(text) == visible
     assert not visible or re.search(r"reading: 100%.*10.*/10", text)
-
-
-def test_short_work_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not shown(monkeypatch, Terminal(), None)
 
 
 def test_notebook_counts_as_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,14 +73,9 @@ def test_resumed_rows_are_part_of_the_fraction_but_not_of_the_rate(
 
 def test_bar_is_closed_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-
-    def fail() -> None:
-        with Progress(10, show=True) as bar:
-            bar.advance(5)
-            raise ValueError
-
-    with pytest.raises(ValueError):  # noqa: PT011
-        fail()
+    with contextlib.suppress(ValueError), Progress(10, show=True) as bar:
+        bar.advance(5)
+        raise ValueError
     assert stream.getvalue().endswith("\n")
 
 
