@@ -151,7 +151,7 @@ def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
         excess = np.abs(covariance * float(w.sum()) - truth) - 8 * slack
         assert (excess <= 0).all(), f"the scatter is off by {excess.max()} beyond rounding"
     if moments.parameters.by is not None:
-        _check_classes_of(moments, rows)
+        _check_classes_of(moments, rows, past)
 
     for name in moments.variables:
         _check_variable(moments, name, rows, past, size)
@@ -187,14 +187,18 @@ def _check_variable(
     assert (np.abs(moments.cross_covariance(name, ddof=0) - truth) <= slack).all(), name
 
 
-def _check_classes_of(moments: Moments, rows: Rows) -> None:
+def _check_classes_of(moments: Moments, rows: Rows, past: Rows) -> None:
     """The moments of each class of `by` are those of its rows."""
-    column = rows.labels.get(moments.parameters.by, [None] * len(rows))
+    by = moments.parameters.by
+
+    def of_class(all_rows: Rows, name: Any) -> Rows:
+        column = all_rows.labels.get(by, [None] * len(all_rows))
+        return all_rows.take([i for i, value in enumerate(column) if value == name])
+
     found = {c: own for c, own in moments.by_class.items() if own.n_rows}
-    assert found.keys() == set(column)
+    assert found.keys() == set(rows.labels.get(by, [None]))
     for name, own in found.items():
-        index = [i for i, value in enumerate(column) if value == name]
-        check(own, rows.take(index))
+        check(own, of_class(rows, name), of_class(past, name))
 
 
 def squares_of(moments: Moments) -> NDArray[np.float64]:

