@@ -371,20 +371,16 @@ def test_float32_products_of_very_long_blocks_stay_finite() -> None:
 # --- shapes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("d", [1, 2, 17, 300])
+@pytest.mark.parametrize("d", [1, 17, 300])
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_one_to_five_rows_of_any_width(n: int, d: int, dtype: Any) -> None:
-    X = normal(n, d, dtype) + dtype(1e3)
-    labels = {"z": [0] * n, "y": np.ones(n)}
+def test_one_to_five_rows_of_any_width(n: int, d: int) -> None:
+    X, labels = normal(n, d, np.float32) + np.float32(1e3), {"z": [0] * n, "y": np.ones(n)}
     moments = Moments().update(X, labels)
     check(moments, Rows.of(X, labels))
-    if n == 1:
-        assert (moments.covariance(ddof=0) == 0).all()
+    for read in (moments.covariance, partial(moments.cross_covariance, "z")) if n == 1 else ():
+        assert not read(ddof=0).any()
         with pytest.raises(NotEnoughDataError, match="ddof"):
-            moments.covariance()
-        with pytest.raises(NotEnoughDataError, match="ddof"):
-            moments.cross_covariance("z")
+            read()
 
 
 @given(
