@@ -199,17 +199,6 @@ def test_an_array_that_is_read_where_it_is_wanted_is_not_read_here() -> None:
     assert stored.read > before
 
 
-def test_groups_follow_from_the_data(paths: list[str], table: Any) -> None:
-    source = files_of(paths, table)
-    groups = list(cluster.groups_of(source, D))
-    assert [g.first for g in groups[1:]] == [g.stop for g in groups[:-1]]
-    assert groups[0].first == 0
-    assert sum(g.rows for g in groups) == N
-    assert all(g.rows >= 16 * D for g in groups[:-1])
-    # States of 8 d^2 bytes are at most an eighth of the 8 d bytes of 16 d rows.
-    assert len(groups) * 8 * D**2 <= table[0].nbytes / 8
-
-
 def sent(client: Any) -> int:
     def outgoing(dask_worker: Any) -> int:
         return int(dask_worker.transfer_outgoing_bytes_total)

@@ -30,7 +30,6 @@ from naive_model import (
     Table,
     block_sizes,
     check,
-    fed,
     flushed,
     laid_out,
     made,
@@ -80,22 +79,6 @@ def test_statistics_equal_two_passes_over_the_rows(
     moments = made(state, block_rows=block_rows, **by)
     rows = rows_for(state, table.X)
     check(moments.update(rows, table.labels or None, sample_weight=table.weight), table.rows)
-
-
-@given(tables(), tables(), st.floats(1e-3, 1e3), block_sizes)
-def test_scaled_moments_are_those_of_rows_of_scaled_weight(
-    table: Table, other: Table, factor: float, block_rows: int | None
-) -> None:
-    def weighted(rows: Rows) -> Rows:
-        return Rows(rows.x, factor * rows.w, rows.labels, rows.narrow)
-
-    moments = flushed(fed(table, block_rows=block_rows))
-    before = state_bytes(moments)
-    scaled = moments.scaled(factor)
-    check(scaled, weighted(table.rows))
-    assert state_bytes(moments) == before  # the operand stays
-    if other.X.shape[1] == table.X.shape[1]:
-        check(scaled + fed(other), weighted(table.rows) + other.rows)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-6])
@@ -833,13 +816,10 @@ def test_half_precision_leaves_its_own_rounding() -> None:
 
 def test_negative_zero_is_zero() -> None:
     X, z, _ = drawn(60, 3)
-    X[::3, 1] = 0.0
-    negative = X.copy()
-    negative[::3, 1] = -0.0
     labels = {"z": z, "s": np.where(z, 0.0, -0.0)}
-    a, b = (Moments(kinds={"s": "classes"}).update(x, labels) for x in (X, negative))
+    X[::3, 1] = 0.0
+    a, b = (Moments(kinds={"s": "classes"}).update(x, labels) for x in (X, np.where(X, X, -0.0)))
     np.testing.assert_array_equal(a.covariance(), b.covariance())
-    np.testing.assert_array_equal(sf.leace(a, erase="z").matrix(), sf.leace(b, erase="z").matrix())
     assert a.classes("s") == (0,)
     with pytest.raises(ConstantVariableError):
         sf.leace(Moments().update(X, {"s": labels["s"]}), erase="s")

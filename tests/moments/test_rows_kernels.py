@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from naive_model import TWO_VALUED, U32, U64, laid_out, scatter_error, scatter_of, two_valued
 
 from splince_fast import Moments
-from splince_fast._kernels import row_kernels, sparse
+from splince_fast._kernels import row_kernels
 from splince_fast.moments import block as reducing
 
 Array = np.ndarray[Any, Any]
@@ -762,25 +761,3 @@ def test_a_change_that_fails_marks_the_owners() -> None:
         row_kernels.add(changes)
     assert [owner.broken for owner in owners] == [True, True]
     assert not hasattr(plain, "broken")
-
-
-# --- one decorator owns the options --------------------------------------------------------------
-
-
-def test_every_kernel_is_compiled_and_releases_the_interpreter() -> None:
-    held = list(vars(sparse).values())
-    found = [
-        v for v in [*held, *(c for v in held for c in _closed_over(v))] if hasattr(v, "py_func")
-    ]
-    assert len(found) >= 2
-    for kernel in found:
-        assert kernel.targetoptions["nogil"]
-        assert "nnan" not in kernel.targetoptions["fastmath"]
-        assert "ninf" not in kernel.targetoptions["fastmath"]
-
-
-def _closed_over(value: Any) -> list[Any]:
-    """What the guards of conftest.py wrap."""
-    return (
-        list(inspect.getclosurevars(value).nonlocals.values()) if inspect.isfunction(value) else []
-    )
