@@ -16,7 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 from entangled import normal
-from naive_model import REDUCTION, Rows, check, flushed, made, rows_for, state_bytes, summed
+from naive_model import (
+    REDUCTION,
+    Rows,
+    check,
+    fed_in_parts,
+    flushed,
+    made,
+    rows_for,
+    state_bytes,
+    summed,
+)
 from problems import METHODS, Float, assert_same, change, draw_data, erase, slack
 from processes import run
 
@@ -147,18 +157,15 @@ def test_the_number_of_threads_changes_no_byte(
     labels: dict[str, Any] = {
         "z": rng.integers(0, 4, 700),
         "y": rng.normal(size=(700, 2)),
-        "t": ["a", None] * 350,
+        "t": np.array(["a", None] * 350, object),
     }
     weight, factors = rng.uniform(0.5, 2, 700), rng.normal(size=(2, d, 3))
     results = set()
     for count in COUNTS:
         monkeypatch.setenv(VARIABLE, count)
         states = [made(state, block_rows=128) for _ in range(2)]
-        for i in range(0, 700, 150):
-            part = {k: v[i : i + 150] for k, v in labels.items()}
-            rows = rows_for(state, X[i : i + 150])
-            states[0].update(rows, part)
-            states[1].update(rows, part, sample_weight=weight[i : i + 150])
+        for some, weights in zip(states, (None, weight), strict=True):
+            fed_in_parts(some, rows_for(state, X), labels, 150, weights)
         if isinstance(states[0], Moments):
             both = states[0] + states[1]
             states += [both, both - states[0]]
@@ -328,10 +335,9 @@ def test_many_threads_fill_many_objects(monkeypatch: pytest.MonkeyPatch, eager: 
     z = np.arange(2400) % 7
 
     def part(i: int) -> Moments:
-        moments = Moments(block_rows=64)
-        for j in range(i * 300, (i + 1) * 300, 50):
-            moments.update(X[j : j + 50], {"z": z[j : j + 50]})
-        return moments
+        rows = slice(i * 300, (i + 1) * 300)
+        some: Moments = fed_in_parts(Moments(block_rows=64), X[rows], {"z": z[rows]}, 50)
+        return some
 
     with ThreadPoolExecutor(8) as pool:
         parallel = list(pool.map(part, range(8)))
