@@ -34,7 +34,6 @@ Float = NDArray[np.float64]
 Find = Callable[[str], Path]
 EPS = float(np.finfo(np.float64).eps)
 DIAG: dict[str, Any] = {"covariance_type": "diag"}
-SAMPLED: dict[str, Any] = {"subsample": 0.3, "random_state": 2}
 
 
 def rows(n: int = 700, d: int = 24, seed: int = 0) -> tuple[Float, dict[str, NDArray[Any]]]:

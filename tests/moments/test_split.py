@@ -1,7 +1,4 @@
-"""Folds and classes: parts hold the bits of their rows, updates are whole; parts are removed.
-
-Modules: `moments.split`.
-"""
+"""Folds and classes: parts hold the bits of their rows; parts are removed."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from splince_fast._runtime.rows import splitmix64
 from splince_fast.exceptions import IncompatibleMomentsError, LabelError
 
 N, D = 400, 5
-EPS = float(np.finfo(np.float64).eps)
 data = partial(classed, N, D)
 
 
