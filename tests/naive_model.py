@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from splince_fast import Moments
+from splince_fast import Folds, Moments
 from splince_fast._kernels import row_kernels
+from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 
 # Multiplies the examples of every property test.
 FUZZ = int(os.environ.get("SPLINCE_FAST_FUZZ", "0"))
@@ -108,11 +111,6 @@ def scatter_error(moments: Moments, X: NDArray[Any], weight: NDArray[Any] | None
     return float(np.nanmax(relative))
 
 
-def _is_continuous(column: list[Any]) -> bool:
-    example = next((value for value in column if value is not None), None)
-    return isinstance(example, tuple) and all(type(part) is float for part in example)
-
-
 U32, U64 = 2.0**-24, 2.0**-53
 
 
@@ -140,69 +138,73 @@ def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
     mean_slack = 8 * n * U64 * size * total / float(w.sum())
     assert (np.abs(moments.mean - (w @ x) / w.sum()) <= mean_slack).all()
 
-    covariance = moments.covariance(ddof=0)
-    np.testing.assert_array_equal(covariance, covariance.T)
-    found = covariance * float(w.sum())
-    u = U32 if past.narrow else U64
+    full = moments.parameters.covariance_type == "full" and moments.parameters.subsample == 1
+    u = U32 if past.narrow and full else U64
     mixed = np.sqrt(total) * np.outer(size, root)
     slack = n * u * np.outer(root, root) + n * U64 * (mixed + mixed.T)
     slack += (n * U64) ** 2 * total * np.outer(size, size)
-    excess = np.abs(found - scatter_of(rows.x, rows.w)) - 8 * slack
-    assert (excess <= 0).all(), f"the scatter is off by {excess.max()} beyond rounding"
+    truth, variances = scatter_of(rows.x, rows.w), squares_of(moments)
+    assert (np.abs(variances - np.diag(truth)) <= 8 * np.diag(slack)).all()
+    if full:
+        covariance = moments.covariance(ddof=0)
+        np.testing.assert_array_equal(covariance, covariance.T)
+        excess = np.abs(covariance * float(w.sum()) - truth) - 8 * slack
+        assert (excess <= 0).all(), f"the scatter is off by {excess.max()} beyond rounding"
+    if moments.parameters.by is not None:
+        _check_classes_of(moments, rows, past)
 
     for name in moments.variables:
-        column = rows.labels.get(name, [None] * len(rows))
-        labelled = np.array([value is not None for value in column])
-        if not labelled.any():
-            assert moments._flushed().variable(name).n_rows == 0
-        elif _is_continuous(column):
-            _check_continuous(moments, name, column, labelled, rows, past, size)
-        else:
-            _check_classes(moments, name, column, labelled, rows, past, size)
+        _check_variable(moments, name, rows, past, size)
     for name, column in rows.labels.items():
         assert name in moments.variables or all(value is None for value in column)
 
 
-def _check_classes(
-    moments: Moments, name: Any, column: list[Any], labelled: NDArray[np.bool_], rows: Rows,
-    past: Rows, size: NDArray[np.float64],
-) -> None:  # fmt: skip
-    n, total = len(past) + 16, float(past.w.sum())
-    w, x = rows.w.astype(np.longdouble), rows.x.astype(np.longdouble)
-    classes = moments.classes(name)
-    keys = [(type(c), c) for c in classes]
-    assert len(set(keys)) == len(keys)
-    counts = moments.class_counts(name)
-    expected = {value for value in column if value is not None}
-    assert {c for c, count in counts.items() if count} == expected
-    cross = moments.cross_covariance(name, ddof=0)
-    assert cross.shape == (x.shape[1], len(classes))
-    weight = w[labelled].sum()
-    overall = w[labelled] @ x[labelled]
-    slack = 16 * n * U64 * size * total / float(weight)
-    for j, name_of_class in enumerate(classes):
-        members = np.array([v is not None and v == name_of_class for v in column])
-        assert counts[name_of_class] == members.sum()
-        share = w[members].sum() / weight
-        truth = (w[members] @ x[members] - share * overall) / weight
-        assert (np.abs(cross[:, j] - truth) <= slack).all(), (name, name_of_class)
-
-
-def _check_continuous(
-    moments: Moments, name: Any, column: list[Any], labelled: NDArray[np.bool_], rows: Rows,
-    past: Rows, size: NDArray[np.float64],
-) -> None:  # fmt: skip
-    n, total = len(past) + 16, float(past.w.sum())
-    w = rows.w.astype(np.longdouble)[labelled]
-    x = rows.x.astype(np.longdouble)[labelled]
-    z = np.array([v for v in column if v is not None], np.longdouble)
-    seen = np.abs(np.array([v for v in past.labels[name] if v is not None])).max(axis=0)
+def _check_variable(
+    moments: Moments, name: Any, rows: Rows, past: Rows, size: NDArray[np.float64]
+) -> None:
+    """Counts of classes, and the covariance with the columns of a variable: values, indicators."""
+    column = rows.labels.get(name, [None] * len(rows))
+    known = np.array([value is not None for value in column])
+    assert moments._flushed().variable(name).n_rows == known.sum()
+    if not known.any():
+        return
+    given = [value for value in column if value is not None]
+    w, x = rows.w.astype(np.longdouble)[known], rows.x.astype(np.longdouble)[known]
+    if isinstance(given[0], tuple) and all(type(part) is float for part in given[0]):
+        z = np.array(given, np.longdouble)
+        seen = np.abs(np.array([v for v in past.labels[name] if v is not None])).max(axis=0)
+    else:
+        classes = moments.classes(name)
+        assert len({(type(c), c) for c in classes}) == len(classes)
+        counts = {c: count for c, count in moments.class_counts(name).items() if count}
+        assert counts == Counter(given)
+        z = np.array([[value == c for c in classes] for value in given], np.longdouble)
+        seen = np.full(len(classes), 0.5)
     weight = w.sum()
     centred_x, centred_z = x - (w @ x) / weight, z - (w @ z) / weight
     truth = (w[:, None] * centred_x).T @ centred_z / weight
-    slack = 32 * n * U64 * np.outer(size, seen) * total / float(weight)
+    slack = 32 * (len(past) + 16) * U64 * np.outer(size, seen) * past.w.sum() / float(weight)
     assert (np.abs(moments.cross_covariance(name, ddof=0) - truth) <= slack).all(), name
-    assert moments._flushed().variable(name).n_rows == labelled.sum()
+
+
+def _check_classes_of(moments: Moments, rows: Rows, past: Rows) -> None:
+    """The moments of each class of `by` are those of its rows."""
+    by = moments.parameters.by
+
+    def of_class(all_rows: Rows, name: Any) -> Rows:
+        column = all_rows.labels.get(by, [None] * len(all_rows))
+        return all_rows.take([i for i, value in enumerate(column) if value == name])
+
+    found = {c: own for c, own in moments.by_class.items() if own.n_rows}
+    assert found.keys() == set(rows.labels.get(by, [None]))
+    for name, own in found.items():
+        check(own, of_class(rows, name), of_class(past, name))
+
+
+def squares_of(moments: Moments) -> NDArray[np.float64]:
+    """Sums of squares about the mean, of all rows."""
+    found: NDArray[np.float64] = moments._state().second.diagonal()
+    return found
 
 
 def summed(states: Iterable[Moments]) -> Moments:
@@ -217,6 +219,131 @@ def state_bytes(moments: Moments) -> dict[str, Any]:
     state = moments.__getstate__()
     tensors = {k: (t.dtype.str, t.shape, t.tobytes()) for k, t in state["tensors"].items()}
     return {"metadata": state["metadata"], "tensors": tensors}
+
+
+# --- forms of a state ----------------------------------------------------------------------------
+
+# Arguments of `Moments`, or of `Folds` where they have `folds`.
+STATES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "variances": {"covariance_type": "diag"},
+    "variances of sparse rows": {"covariance_type": "diag"},
+    "sample": {"subsample": 0.3, "random_state": 2},
+    "classes": {"by": "z"},
+    "folds": {"folds": 2},
+    "folds of classes": {"folds": 2, "by": "z"},
+}
+
+
+def rows_for(state: str, X: Any) -> Any:
+    """The rows, sparse where the state is one of sparse rows."""
+    if "sparse" not in state or X.ndim != 2:
+        return X
+    return scipy.sparse.csr_array(X.astype(np.float32 if X.dtype.itemsize <= 4 else np.float64))
+
+
+def made(state: str, **more: Any) -> Any:
+    arguments = {**STATES[state], **more}
+    n_folds = arguments.pop("folds", None)
+    return Moments(**arguments) if n_folds is None else Folds(n_folds, **arguments)
+
+
+def part(labels: dict[str, Any], rows: Any) -> dict[str, Any]:
+    return {name: column[rows] for name, column in labels.items()}
+
+
+def classed(n: int, d: int = 3, seed: int = 0, dtype: Any = np.float64) -> tuple[Any, Any]:
+    """Rows whose covariance depends on their class z; some values of v are missing."""
+    rng = np.random.default_rng(seed)
+    z, y, v = rng.integers(0, 3, n), rng.integers(0, 2, n), rng.normal(size=n)
+    X = rng.normal(size=(n, d)) * (1 + z[:, None]) + 3 * z[:, None] + np.outer(y, np.eye(d)[0])
+    v[rng.random(n) < 0.1] = np.nan
+    return X.astype(dtype), {"z": np.array(["a", "b", "c"])[z], "y": y, "v": v}
+
+
+def fed_in_parts(state: Any, X: Any, labels: Any, size: int, weight: Any = None) -> Any:
+    """A state after updates of this many rows."""
+    for start in range(0, X.shape[0], size):
+        rows = slice(start, start + size)
+        given = None if weight is None else weight[rows]
+        state.update(X[rows], part(labels, rows), sample_weight=given)
+    return state
+
+
+# --- updates that are refused ---------------------------------------------------------------------
+
+
+def spoilt(value: float, row: int = 2) -> NDArray[np.float64]:
+    X = np.random.default_rng(0).normal(size=(6, 3))
+    X[row, 1] = value
+    return X
+
+
+SIX = spoilt(0.0)
+# X, other arguments of `update`, type of the error, and a pattern of its text.
+REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "NaN": (spoilt(np.nan), {}, NonFiniteError, r"1 of 6 rows \(row 2\)"),
+    "infinity": (spoilt(np.inf, 5), {}, NonFiniteError, "row 5"),
+    "all rows": (
+        np.full((6, 3), np.nan), {}, NonFiniteError, r"6 of 6 rows \(rows 0, 1, 2, 3, 4, \.\.\.\)",
+    ),
+    **{
+        f"squares of {value} overflow": (spoilt(value), {}, InputError, "rescale")
+        for value in (1.5e149, 1e155, 1.7e308)
+    },
+    "float16 saturated": (spoilt(np.inf).astype("f2"), {}, NonFiniteError, "65504"),
+    "F-ordered NaN": (np.asfortranarray(spoilt(np.nan)), {}, NonFiniteError, "row 2"),
+    "long double beyond float64": (
+        np.full((6, 3), np.longdouble("1e400")) if np.finfo(np.longdouble).max > 1e400
+        else np.full((6, 3), np.inf), {}, InputError, ".",
+    ),
+    "integer beyond float64": (np.array([[10**400, 1, 1]], object), {}, InputError, "."),
+    "list of integers beyond float64": ([[10**400, 1, 1]], {}, InputError, "."),
+    "None among objects": (np.array([[None, 1.0, 1.0]], object), {}, InputError, "."),
+    "one axis": (np.ones(4), {}, InputError, r"X\[None, :\]"),
+    "no axis": (np.float64(3), {}, InputError, "2-D"),
+    "leading dimensions without features": (np.ones((6, 1, 0)), {}, InputError, "columns"),
+    "ragged": ([[1, 2], [3]], {}, InputError, "unequal length"),
+    "complex": (SIX * 1j, {}, InputError, "imaginary"),
+    "text": (SIX.astype(str), {}, InputError, "text|dtype"),
+    "dates": (np.ones((6, 3), "M8[s]"), {}, InputError, "dtype"),
+    "structured": (np.ones((6, 3), [("a", float)]), {}, InputError, "dtype"),
+    "nothing": (None, {}, InputError, "."),
+    "mapping": ({"a": [1, 2]}, {}, InputError, "."),
+    "sparse with NaN": (scipy.sparse.csr_array(spoilt(np.nan)), {}, InputError, "."),
+    "mask of numbers": (np.ones((2, 2, 3)), {"mask": [[0, 2], [1, 1]]}, InputError, "1 and 0"),
+    "mask of text": (SIX, {"mask": ["a", "b"] * 3}, InputError, "1 and 0"),
+    "masked rows": (np.ma.array(SIX, mask=np.eye(6, 3)), {}, InputError, "mask"),
+    **{
+        f"weights {name}": (SIX, {"sample_weight": weight}, InputError, text)
+        for name, weight, text in (
+            ("masked", np.ma.array(np.ones(6), mask=np.eye(6)[0]), "mask"),
+            ("too short", [1], "one weight per row"),
+            ("of two axes", np.ones((6, 1)), "shape"),
+            ("of text", ["a"] * 6, "numbers"),
+            ("complex", np.ones(6) * 1j, "."),
+            ("beyond float64", [10**400, 1, 1, 1, 1, 1], "."),
+            ("negative", [1, -1e-9, 1, 1, 1, 1], "non-negative"),
+            ("NaN", [1, np.nan, 1, 1, 1, 1], "finite"),
+            ("infinite", [1, np.inf, 1, 1, 1, 1], "finite"),
+            ("None", [1, None, 1, 1, 1, 1], "."),
+        )
+    },
+    **{
+        f"labels {name}": (SIX, {"labels": labels}, kind, ".")
+        for name, labels, kind in (
+            ("too short", {"new": [1]}, InputError),
+            ("too long", {"new": ["a"] * 9}, InputError),
+            ("infinite", {"new": [1.0, np.inf, 0.0, 2.0, 3.0, 4.0]}, InputError),
+            ("of two types", {"new": ["a", 1] * 3}, LabelError),
+            ("of bytes", {"new": [b"a"] * 6}, LabelError),
+            ("of a second variable wrong", {"new": ["u"] * 6, "newer": [b"x"] * 6}, LabelError),
+            ("of a name that is no string", {7: ["a"] * 6}, LabelError),
+            ("whose squares overflow", {"new": [0, 1, -1e155, 1e155, 0.5, 2]}, LabelError),
+            ("whose sums overflow", {"new": [0, 1, -1.7e308, 1.7e308, 0.5, 2]}, LabelError),
+        )
+    },
+}  # fmt: skip
 
 
 # --- blocks at random ---------------------------------------------------------------------------

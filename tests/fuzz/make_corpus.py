@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,54 +26,54 @@ def edited(data: bytes, old: str, new: str) -> bytes:
 
 
 def main() -> None:
-    for kind in ("moments", "projection", "conditional", "labels"):
-        (HERE / kind).mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     X, z = rng.normal(size=(9, 2)), np.arange(9) % 2
     named = {"z": z, "t": ["a", "b", None] * 3, "y": X[:, 0] + z, "s": X + 1}
-    empty = Moments()
-    labelled = Moments(block_rows=3, joint=[("z", "t")]).update(X, named)
-    waiting = Moments(block_rows=4).update(X.astype(np.float32), {"y": named["y"]})
+    joint, one = {"joint": [("z", "t")]}, np.ones((2, 1))
+    labelled = Moments(block_rows=3, **joint).update(X, named)
     weighted = Moments().update(X, {"z": z}, sample_weight=np.arange(9.0))
-    every_kind = Moments(block_rows=8, joint=[("z", "t")], kinds={"z": "classes"})
-    every_kind.update(X, named, sample_weight=np.arange(9) % 4 + 0.5)
-    classes = Moments(by="t", block_rows=2).update(X, named)
-    sampled = Moments(subsample=0.6, block_rows=8).update(X, named)
-    for name, moments in (
-        ("empty", empty), ("settled", labelled), ("waiting", waiting), ("weighted", weighted),
-        ("every-kind", every_kind), ("classes", classes), ("sampled", sampled),
-    ):  # fmt: skip
-        moments.save(HERE / "moments" / name)
+    every_kind = Moments(block_rows=8, **joint, kinds={"z": "classes"})
+    full = Moments(by="z").update(X, {name: named[name] for name in ("z", "y", "s")})
+    written: dict[str, dict[str, Any]] = {
+        "moments": {
+            "empty": Moments(),
+            "settled": labelled,
+            "waiting": Moments(block_rows=4).update(X.astype(np.float32), {"y": named["y"]}),
+            "weighted": weighted,
+            "every-kind": every_kind.update(X, named, sample_weight=np.arange(9) % 4 + 0.5),
+            "classes": Moments(by="t", block_rows=2).update(X, named),
+            "sampled": Moments(subsample=0.6, block_rows=8).update(X, named),
+        },
+        "projection": {
+            "hand-made": Projection(one, one, np.ones(2)),
+            "leace": leace(weighted, erase="z"),
+            "splince": splince(labelled, erase="z", keep="y"),
+            "identity": Projection(np.ones((2, 0)), np.ones((2, 0)), np.ones(2)),
+        },
+        "conditional": {
+            "oracle": oracle(full, erase="z", keep="y"),
+            "strict": oracle(full, erase="z", keep="y", missing="raise"),
+            "continuous": oracle(full, erase="s"),
+            "quadratic": quadratic(full, erase="z", keep="y", shrinkage=0.5),
+        },
+    }
+    for kind, objects in written.items():
+        (HERE / kind).mkdir(parents=True, exist_ok=True)
+        for name, some in objects.items():
+            some.save(HERE / kind / name)
     folds = Folds(2, groups="z", by="t", block_rows=2).update(X, named)
     folds._write_checkpoint(HERE / "moments" / "folds", {})
-    whole = (HERE / "moments" / "settled").read_bytes()
-    (HERE / "moments" / "truncated").write_bytes(whole[:-5])
-    hand_made = Projection(np.ones((2, 1)), np.ones((2, 1)), np.ones(2))
-    hand_made.save(HERE / "projection" / "hand-made")
-    leace(weighted, erase="z").save(HERE / "projection" / "leace")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        splince(labelled, erase="z", keep="y").save(HERE / "projection" / "splince")
-    Projection(np.ones((2, 0)), np.ones((2, 0)), np.ones(2)).save(HERE / "projection" / "identity")
-    full = Moments(by="z").update(X, {name: named[name] for name in ("z", "y", "s")})
-    for name, options in (
-        ("oracle", {}), ("strict", {"missing": "raise"}),
-    ):  # fmt: skip
-        oracle(full, erase="z", keep="y", **options).save(HERE / "conditional" / name)
-    oracle(full, erase="s").save(HERE / "conditional" / "continuous")
-    quadratic(full, erase="z", keep="y", shrinkage=0.5).save(HERE / "conditional" / "quadratic")
-    whole = (HERE / "conditional" / "oracle").read_bytes()
-    (HERE / "conditional" / "truncated").write_bytes(whole[:-5])
-    whole = (HERE / "projection" / "leace").read_bytes()
-    (HERE / "projection" / "truncated").write_bytes(whole[:-5])
+    first = {"moments": "settled", "projection": "leace", "conditional": "oracle"}
+    whole = {kind: (HERE / kind / name).read_bytes() for kind, name in first.items()}
+    for kind, data in whole.items():
+        (HERE / kind / "truncated").write_bytes(data[:-5])
     # Found by fuzzing: a number of the report that is infinite was loaded and could not be saved.
-    (HERE / "projection" / "number-that-overflows").write_bytes(
-        edited(whole, '"tolerance": ', '"tolerance": 1e9999')
-    )
-    settled = (HERE / "moments" / "settled").read_bytes()
-    (HERE / "moments" / "rows-beyond-an-integer").write_bytes(
-        edited(settled, '"n_rows": ', '"n_rows": 1000000000000000000000000000000')
-    )
+    for kind, name, old, new in (
+        ("projection", "number-that-overflows", '"tolerance": ', '"tolerance": 1e9999'),
+        ("moments", "rows-beyond-an-integer", '"n_rows": ', f'"n_rows": {10**30}'),
+    ):
+        (HERE / kind / name).write_bytes(edited(whole[kind], old, new))
+    (HERE / "labels").mkdir(exist_ok=True)
     for name, value in {
         "classes": [4, {"z": ["a", None, "b", "a"]}, {}, []],
         "numbers": [3, {"y": [1.5, None, 2], "z": [1, 2, 3]}, {"y": "continuous"}, []],

@@ -138,21 +138,8 @@ TARGETS: dict[str, Target] = {
 
 def repaired(data: bytes) -> bytes:
     """The same file with a length of the header that fits, so that mutations reach the reader."""
-    start = data.find(b"{", 8)
-    if len(data) < 10 or start != 8:
+    try:
+        _, end = json.JSONDecoder().raw_decode(data[8:].decode("latin-1"))
+    except (ValueError, RecursionError):
         return data
-    depth, quoted, i = 0, False, 8
-    while i < len(data):
-        byte = data[i]
-        if quoted:
-            if byte == 0x5C:
-                i += 1
-            quoted = byte != 0x22
-        elif byte == 0x22:
-            quoted = True
-        elif byte in b"{}":
-            depth += 1 if byte == 0x7B else -1
-            if depth == 0:
-                return struct.pack("<Q", i - 7) + data[8:]
-        i += 1
-    return data
+    return struct.pack("<Q", end) + data[8:]

@@ -8,11 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from naive_model import flushed, state_bytes
 from numpy.typing import NDArray
 
 import splince_fast as sf
@@ -83,33 +85,39 @@ def assert_equal(found: Moments, expected: Moments) -> None:
     assert (gap / scale[:, None]).max() < 1e-12
 
 
-def bits(moments: Moments) -> tuple[bytes, bytes]:
-    return moments.covariance().tobytes(), moments.cross_covariance("z").tobytes()
-
-
-def bits_of_class(moments: Moments) -> bytes:
-    return moments.mean.tobytes() + moments.covariance().tobytes()
-
-
-@pytest.mark.parametrize("by", [None, "z"])
-def test_equals_one_process_and_itself_on_any_number_of_workers(
-    client: Any, paths: list[str], table: Any, by: str | None
-) -> None:
-    found = Moments.from_blocks(files_of(paths, table), client=client, by=by)
-    assert_equal(found, Moments.from_blocks(files_of(paths, table), by=by))
-    with started(1, processes=False) as local, distributed.Client(local) as other:
-        again = Moments.from_blocks(files_of(paths, table), client=other, by=by)
-    assert bits(again) == bits(found)
-    if by is not None:
-        own, others = found.by_class, again.by_class
-        assert {name: bits_of_class(own[name]) for name in own} == {
-            name: bits_of_class(others[name]) for name in others
-        }
+def bits(moments: Moments) -> str:
+    return str(state_bytes(flushed(moments)))
 
 
 @pytest.mark.parametrize(
-    "kind", ["lazy", "persisted", "labels in memory", "unknown sizes", "memory map"]
+    "parameters", [{}, {"by": "z"}, {"subsample": 0.2, "random_state": 1}], ids=str
 )
+def test_equals_one_process_and_itself_on_any_number_of_workers(
+    client: Any, paths: list[str], table: Any, parameters: dict[str, Any]
+) -> None:
+    """Every group of blocks draws a sample of its own; other sums are those of all rows."""
+    found = Moments.from_blocks(files_of(paths, table), client=client, **parameters)
+    with started(1, processes=False) as local, distributed.Client(local) as other:
+        again = Moments.from_blocks(files_of(paths, table), client=other, **parameters)
+    assert bits(again) == bits(found)
+    if "subsample" not in parameters:
+        assert_equal(found, Moments.from_blocks(files_of(paths, table), **parameters))
+        return
+    whole = Moments().update(table[0], {"z": table[1]})
+    assert np.allclose(found.cross_covariance("z"), whole.cross_covariance("z"), atol=1e-12)
+    report = sf.leace(found, erase="z").report
+    assert 4 * D < report.sampling.n_rows < N / 3
+    assert max(v.residual for v in report.variables) < 1e-12
+    # Control: samples that are alike in every group are others.
+    assert cluster.arguments_of_part(parameters, 0) == parameters
+    parts = [cluster.arguments_of_part(parameters, i) for i in (3, 4)]
+    assert parts[0] != parts[1]
+
+
+KINDS = ["lazy", "persisted", "labels in memory", "unknown sizes", "memory map", "in memory"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_dask_arrays(client: Any, table: Any, tmp_path: Path, kind: str) -> None:
     X, z = lazy(table)
     labels: Any = z
@@ -124,6 +132,8 @@ def test_dask_arrays(client: Any, table: Any, tmp_path: Path, kind: str) -> None
         kept = da.ones(N, chunks=400) > 0
         X, labels = X[kept], z[kept]
     source = sources.from_dask(X, {"z": labels})
+    if kind == "in memory":  # small arrays may travel
+        source = sources.from_arrays(table[0], {"z": table[1]}, block_rows=500)
     expected = Moments().update(table[0], {"z": table[1]})
     assert_equal(Moments.from_blocks(source), expected)
     assert_equal(Moments.from_blocks(source, client=client), expected)
@@ -141,15 +151,11 @@ def test_columns_of_a_dask_frame_are_variables(table: Any) -> None:
 def test_weights_and_chunks_without_rows(client: Any, table: Any) -> None:
     X, z = lazy(table)
     weight = da.from_array(np.arange(N) % 3 + 0.0, chunks=400)
-    none = table[0][:, 0] > 1e6
-    few = da.concatenate([X[:400][none[:400]], X[400:]])
-    labels = da.concatenate([z[:400][none[:400]], z[400:]])
-    weights = da.concatenate([weight[:400][none[:400]], weight[400:]])
+    some = (table[0][:, 0] > 1e6) | (np.arange(N) >= 400)  # no row of the first chunk
+    few, labels, weights = (da.concatenate([a[:400][some[:400]], a[400:]]) for a in (X, z, weight))
     source = sources.from_dask(few, {"z": labels}, sample_weight=weights)
-    expected = Moments().update(
-        table[0][400:], {"z": table[1][400:]}, sample_weight=np.arange(400, N) % 3
-    )
-    assert Moments.from_blocks(source, client=client).weight == expected.weight
+    expected = float((np.arange(400, N) % 3).sum())
+    assert Moments.from_blocks(source, client=client).weight == expected
 
 
 @pytest.mark.parametrize("kind", ["plain", "map", "inline map", "locked", "transformed map"])
@@ -193,17 +199,6 @@ def test_an_array_that_is_read_where_it_is_wanted_is_not_read_here() -> None:
     assert stored.read > before
 
 
-def test_groups_follow_from_the_data(paths: list[str], table: Any) -> None:
-    source = files_of(paths, table)
-    groups = list(cluster.groups_of(source, D))
-    assert [g.first for g in groups[1:]] == [g.stop for g in groups[:-1]]
-    assert groups[0].first == 0
-    assert sum(g.rows for g in groups) == N
-    assert all(g.rows >= 16 * D for g in groups[:-1])
-    # States of 8 d^2 bytes are at most an eighth of the 8 d bytes of 16 d rows.
-    assert len(groups) * 8 * D**2 <= table[0].nbytes / 8
-
-
 def sent(client: Any) -> int:
     def outgoing(dask_worker: Any) -> int:
         return int(dask_worker.transfer_outgoing_bytes_total)
@@ -233,16 +228,21 @@ def test_only_states_travel(client: Any, tmp_path: Path) -> None:
 # --- what may go wrong ---------------------------------------------------------------------------
 
 
-def slow_source(path: str, seconds: float) -> PieceSource:
-    """Blocks of 400 rows that take their time; a local function is pickled by value."""
+def source_of(path: str, seconds: float = 0.0, attempts: str = "", failures: int = 0) -> Any:
+    """Blocks of 400 rows that take their time; first attempts at row 0 fail."""
 
-    def read(_: int, row: int) -> Iterator[Block]:
+    def read(_: int, row: int) -> Iterator[Block]:  # a local function is pickled by value
         rows = np.load(path, mmap_mode="r")
+        if row == 0 and attempts:
+            with open(attempts, "ab") as file:
+                file.write(b".")
+            if os.path.getsize(attempts) <= failures:
+                raise OSError("the disk is away")
         for start in range(row, len(rows), 400):
             time.sleep(seconds)
             yield Block(rows[start : start + 400], {"z": np.arange(start, start + 400) % 3})
 
-    source = PieceSource("slow", read, [N], 400, n_features=D, nbytes=None)
+    source = PieceSource("shaky", read, [N], 400, n_features=D, nbytes=None)
     source.files = (path,)
     return source
 
@@ -255,18 +255,18 @@ def one_file(table: Any, tmp_path: Path) -> str:
 
 
 def test_a_killed_worker_costs_no_row_and_no_bit(one_file: str) -> None:
-    """Five of five: at 30, 60 and 90 percent of a run, the one worker or the other."""
+    """At 30, 60 and 90 percent of a run, the one worker or the other."""
     seconds = 0.1
     # dask gives up a worker that is away, killed again perhaps, this long after it was lost.
     patience = dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"})
     with patience, started(2) as local, distributed.Client(local) as client:
-        expected = bits(Moments.from_blocks(slow_source(one_file, 0.0), client=client))
+        expected = bits(Moments.from_blocks(source_of(one_file, 0.0), client=client))
         found: list[Moments] = []
 
         def fit() -> None:
-            found.append(Moments.from_blocks(slow_source(one_file, seconds), client=client))
+            found.append(Moments.from_blocks(source_of(one_file, seconds), client=client))
 
-        for i, share in enumerate((0.3, 0.6, 0.9, 0.3, 0.6)):
+        for i, share in enumerate((0.3, 0.6, 0.9)):
             client.wait_for_workers(2)  # what was killed has been started anew
             pids = list(client.run(os.getpid).values())
             run = threading.Thread(target=fit)
@@ -282,26 +282,11 @@ def test_a_killed_worker_costs_no_row_and_no_bit(one_file: str) -> None:
 
 def test_a_task_that_fails_twice_is_tried_again(client: Any, one_file: str, tmp_path: Path) -> None:
     attempts = str(tmp_path / "attempts")
-
-    def source(failures: int) -> PieceSource:
-        def read(_: int, row: int) -> Iterator[Block]:
-            rows = np.load(one_file, mmap_mode="r")
-            if row == 0:
-                with open(attempts, "ab") as file:
-                    file.write(b".")
-                if os.path.getsize(attempts) <= failures:
-                    raise OSError("the disk is away")
-            for start in range(row, len(rows), 400):
-                yield Block(rows[start : start + 400], {"z": np.arange(start, start + 400) % 3})
-
-        made = PieceSource("shaky", read, [N], 400, n_features=D, nbytes=None)
-        made.files = (one_file,)
-        return made
-
-    assert Moments.from_blocks(source(2), client=client).n_rows == N
+    shaky = partial(source_of, one_file, attempts=attempts)
+    assert Moments.from_blocks(shaky(failures=2), client=client).n_rows == N
     os.remove(attempts)
     with pytest.raises(OSError, match="the disk is away") as caught:
-        Moments.from_blocks(source(10), client=client)
+        Moments.from_blocks(shaky(failures=10), client=client)
     notes = " ".join(caught.value.__notes__)
     assert "a worker accumulated blocks 0 to 0 of shaky" in notes
     assert "was accumulating blocks" in notes
@@ -319,22 +304,16 @@ def test_bad_rows_are_refused_by_number_and_type(client: Any, table: Any, tmp_pa
 
 
 def test_sources_that_cannot_be_read_on_workers(client: Any, table: Any) -> None:
-    with pytest.raises(InputError, match="only be read in order"):
-        Moments.from_blocks([(table[0], {"z": table[1]})], client=client)
-    big = np.broadcast_to(np.float64(1.0), (1 << 20, 64))
-    with pytest.raises(InputError, match="from_npy"):
-        Moments.from_blocks(sources.from_arrays(big), client=client)
-    with pytest.raises(InputError, match="Client"):
-        Moments.from_blocks(sources.from_arrays(table[0]), client="tcp://here")
-    with pytest.raises(InputError, match="has no checkpoint"):
-        Moments.from_blocks(sources.from_arrays(table[0]), client=client, checkpoint="state")
-    with pytest.raises(InputError, match="folds or client"):
-        Moments.from_blocks(sources.from_arrays(table[0]), client=client, folds=2)
-
-
-def test_small_arrays_may_travel(client: Any, table: Any) -> None:
-    source = sources.from_arrays(table[0], {"z": table[1]}, block_rows=500)
-    assert_equal(Moments.from_blocks(source, client=client), Moments.from_blocks(source))
+    small, big = sources.from_arrays(table[0]), np.broadcast_to(np.float64(1.0), (1 << 20, 64))
+    for source, arguments, text in (
+        ([(table[0], {"z": table[1]})], {}, "only be read in order"),
+        (sources.from_arrays(big), {}, "from_npy"),
+        (small, {"client": "tcp://here"}, "Client"),
+        (small, {"checkpoint": "state"}, "has no checkpoint"),
+        (small, {"folds": 2}, "folds or client"),
+    ):
+        with pytest.raises(InputError, match=text):
+            Moments.from_blocks(source, **{"client": client, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -363,23 +342,24 @@ def test_dask_arrays_that_do_not_fit(table: Any, make: Any, text: str) -> None:
 # --- applying ------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def eraser(table: Any) -> sf.Projection:
+    return sf.leace(Moments().update(table[0], {"z": table[1]}), erase="z")
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
-def test_an_eraser_maps_chunks(table: Any, dtype: str) -> None:
-    eraser = sf.leace(Moments().update(table[0], {"z": table[1]}), erase="z")
+def test_an_eraser_maps_chunks(table: Any, eraser: sf.Projection, dtype: str) -> None:
     rows = table[0].astype(dtype)
-    X = da.from_array(rows, chunks=(700, -1))
-    clean = eraser(X)
-    assert clean.chunks == X.chunks
     expected = eraser(rows)
-    assert clean.dtype == expected.dtype
-    np.testing.assert_array_equal(clean.compute(scheduler="synchronous"), expected)
-    stack = da.from_array(rows.reshape(60, 100, D), chunks=(20, 50, -1))
-    found = eraser(stack).compute(scheduler="synchronous")
-    np.testing.assert_array_equal(found.reshape(N, D), expected)
+    for shape, chunks in (((N, D), (700, -1)), ((60, 100, D), (20, 50, -1))):
+        X = da.from_array(rows.reshape(shape), chunks=chunks)
+        clean = eraser(X)
+        assert (clean.chunks, clean.dtype) == (X.chunks, expected.dtype)
+        found = clean.compute(scheduler="synchronous")
+        np.testing.assert_array_equal(found.reshape(N, D), expected)
 
 
-def test_dask_arrays_that_an_eraser_refuses(table: Any) -> None:
-    eraser = sf.leace(Moments().update(table[0], {"z": table[1]}), erase="z")
+def test_dask_arrays_that_an_eraser_refuses(table: Any, eraser: sf.Projection) -> None:
     X, _ = lazy(table)
     for wrong, text in (
         (X[:, :5], "24 features"),
@@ -391,25 +371,3 @@ def test_dask_arrays_that_an_eraser_refuses(table: Any) -> None:
             eraser(wrong)
     with pytest.raises(InputError, match="lazy"):
         eraser(X, out=np.empty((N, D)))
-
-
-def test_a_sampled_scatter_has_the_same_bits_whatever_the_workers(
-    client: Any, paths: list[str], table: Any
-) -> None:
-    """Every group draws a sample of its own; the constraints are those of all rows."""
-    X, z = table
-    source = sources.from_npy(paths, {"z": z}, block_rows=256)
-    whole = Moments().update(X, {"z": z})
-    found = Moments.from_blocks(source, client=client, subsample=0.2, random_state=1)
-    with started(1) as local, distributed.Client(local) as other:
-        again = Moments.from_blocks(source, client=other, subsample=0.2, random_state=1)
-    assert np.array_equal(found.covariance(), again.covariance())
-    assert np.allclose(found.cross_covariance("z"), whole.cross_covariance("z"), atol=1e-12)
-    eraser = sf.leace(found, erase="z")
-    assert eraser.report is not None
-    assert 4 * D < eraser.report.sampling.n_rows < N / 3
-    assert max(v.residual for v in eraser.report.variables) < 1e-12
-    # Control: samples that are alike in every group are others.
-    like = {"subsample": 0.2, "random_state": 1}
-    assert cluster.arguments_of_part(like, 0) == like
-    assert cluster.arguments_of_part(like, 3) != cluster.arguments_of_part(like, 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -225,71 +224,6 @@ D, N = 6, 5
 
 def factors_of(rank: int = 2) -> tuple[Array, Array, Array, Array]:
     return np.ones((rank, D)), np.ones((rank, D)), np.zeros(D), np.zeros(rank)
-
-
-def unaligned(a: Array) -> Array:
-    memory = np.zeros(a.nbytes + 1, np.uint8)
-    return memory[1:].view(a.dtype).reshape(a.shape)
-
-
-REFUSED = {
-    "short": lambda a: a[:-1].copy(),
-    "long": lambda a: np.concatenate([a, a[:1]]),
-    "narrow": lambda a: a[:, :-1].copy(),
-    "wide": lambda a: np.concatenate([a, a[:, :1]], axis=1),
-    "1-D": lambda a: a[0],
-    "3-D": lambda a: a[None],
-    "another float": lambda a: a.astype(np.float32 if a.dtype == np.float64 else np.float64),
-    "integers": lambda a: a.astype(np.int64),
-    "halves as bits": lambda a: a.astype(np.uint16),
-    "long double": lambda a: a.astype(np.longdouble),
-    "complex": lambda a: a.astype(np.complex64),
-    "swapped": lambda a: a.astype(a.dtype.newbyteorder()),
-    "objects": lambda a: a.astype(object),
-    "unaligned": unaligned,
-    "list": lambda a: a.tolist(),
-    "none": lambda a: None,
-}
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
-@pytest.mark.parametrize("written", [False, True])
-def test_rows_that_do_not_fit_are_refused(
-    written: bool, change: Callable[[Array], Any], dtype: Any
-) -> None:
-    factors = kernels.PackedFactors(*factors_of())
-    rows, out = np.ones((2, N, D), dtype)
-    assert kernels.apply_rows(factors, rows, out, 0, N) == -1
-    rows, out = np.ones((2, N, D), dtype)
-    changed = change(out if written else rows)
-    arguments = (rows, changed) if written else (changed, out)
-    with pytest.raises((ValueError, TypeError)):
-        kernels.apply_rows(factors, *arguments, 0, N)
-    assert (out == 1).all()
-
-
-@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, N + 1), (3, 2), (N + 1, N + 1)])
-def test_rows_that_are_not_there_are_refused(start: int, stop: int) -> None:
-    rows = np.ones((N, D))
-    factors = kernels.PackedFactors(*factors_of())
-    with pytest.raises(ValueError, match="rows"):
-        kernels.apply_rows(factors, rows, rows, start, stop)
-    assert (rows == 1).all()
-    with pytest.raises(ValueError, match="rows"):
-        kernels.squares_finite(rows, start, stop)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [REFUSED[k] for k in ("1-D", "3-D", "integers", "swapped", "unaligned", "list", "none")]
-    + [np.asfortranarray, lambda a: a.astype(np.float16), lambda a: np.repeat(a, 2, 1)[:, ::2]],
-)
-def test_squares_of_other_arrays_are_refused(change: Callable[[Array], Any]) -> None:
-    rows = np.ones((N, D))
-    assert kernels.squares_finite(rows, 0, N)
-    with pytest.raises((ValueError, TypeError)):
-        kernels.squares_finite(change(rows), 0, N)
 
 
 def test_nothing_is_held_after_a_refusal() -> None:

@@ -10,13 +10,12 @@ import copy
 import os
 import pickle
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -26,9 +25,9 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from naive_model import FUZZ, Rows, Table, check, no_rows, state_bytes, tables
+from naive_model import FUZZ, REFUSED, Rows, Table, check, no_rows, squares_of, state_bytes, tables
 
-from splince_fast import Moments, SplinceError
+from splince_fast import Moments
 
 WIDTH = 3
 
@@ -45,12 +44,6 @@ class Pair:
         check(self.moments, self.rows, self.past)
 
 
-def _with(array: Any, value: float) -> Any:
-    array = np.array(array, np.float64)
-    array[len(array) // 2] = value
-    return array
-
-
 def _as_given(column: list[Any]) -> Any:
     """A column of the model as `Moments.update` takes it."""
     example = next((value for value in column if value is not None), None)
@@ -60,36 +53,13 @@ def _as_given(column: list[Any]) -> Any:
     return np.array([missing if value is None else value for value in column])
 
 
-X = np.arange(12.0).reshape(4, WIDTH)
-BAD_UPDATES: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "NaN": lambda: (_with(X, np.nan), None, None),
-    "infinity": lambda: (_with(X, -np.inf), None, None),
-    "infinity in float16": lambda: (_with(X, np.inf).astype(np.float16), None, None),
-    "huge": lambda: (_with(X, 1e160), None, None),
-    "narrow": lambda: (X[:, :2], None, None),
-    "wide": lambda: (np.ones((4, WIDTH + 1)), None, None),
-    "one row without its axis": lambda: (X[0], None, None),
-    "features of another axis": lambda: (X[..., None], None, None),
-    "complex": lambda: (X + 1j, None, None),
-    "text": lambda: (X.astype(str), None, None),
-    "ragged": lambda: ([[1.0, 2.0, 3.0], [1.0]], None, None),
-    "too few labels": lambda: (X, {"text": ["a", "b"]}, None),
-    "too many labels": lambda: (X, {"text": ["a"] * 9}, None),
-    "infinite label": lambda: (X, {"score": [1.0, np.inf, 0.0, 2.0]}, None),
-    "mixed label": lambda: (X, {"text": ["a", 1, "b", 2]}, None),
-    "bytes as labels": lambda: (X, {"text": [b"a"] * 4}, None),
-    "second variable wrong": lambda: (
-        X,
-        {"text": ["new", "b", "c", "d"], "flag": [b"x"] * 4},
-        None,
-    ),
-    "name no string": lambda: (X, {7: ["a"] * 4}, None),
-    "negative weight": lambda: (X, None, [1.0, -1.0, 1.0, 1.0]),
-    "NaN weight": lambda: (X, None, [1.0, np.nan, 1.0, 1.0]),
-    "infinite weight": lambda: (X, None, [1.0, np.inf, 1.0, 1.0]),
-    "too few weights": lambda: (X, None, [1.0, 1.0]),
-    "weights of two axes": lambda: (X, None, np.ones((4, 1))),
-}
+def assume_precise(moments: Moments) -> Moments:
+    """A feature counts as constant where the stated rounding of removals exceeds its variance."""
+    lost = moments.__getstate__()["tensors"].get("lost")
+    if lost is not None:
+        squares = squares_of(moments)
+        assume(((lost <= squares) | (squares == 0)).all())
+    return moments
 
 
 class Machine(RuleBasedStateMachine):
@@ -108,10 +78,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(target=pairs, table=tables(width=WIDTH))
     def first(self, table: Table) -> Pair:
-        return self.made(table.feed(self.new(4)), table.rows)
-
-    def new(self, block_rows: int | None) -> Moments:
-        return Moments(block_rows=block_rows)
+        return self.made(table.feed(Moments(block_rows=4)), table.rows)
 
     def small(self) -> bool:
         """Merging with itself again and again would make the list of rows endless."""
@@ -119,7 +86,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=pairs, block_rows=st.sampled_from([None, 1, 2, 5, 16]))
     def empty(self, block_rows: int | None) -> Pair:
-        return self.made(self.new(block_rows), no_rows(WIDTH))
+        return self.made(Moments(block_rows=block_rows), no_rows(WIDTH))
 
     @rule(pair=pairs, table=tables(width=WIDTH))
     def update(self, pair: Pair, table: Table) -> None:
@@ -136,25 +103,13 @@ class Machine(RuleBasedStateMachine):
         added = Rows.of(block, labels)
         pair.rows, pair.past = pair.rows + added, pair.past + added
 
-    @rule(pair=pairs, bad=st.sampled_from(sorted(BAD_UPDATES)))
+    @rule(pair=pairs, bad=st.sampled_from(sorted(REFUSED)))
     def failed_update(self, pair: Pair, bad: str) -> None:
         before = state_bytes(pair.moments)
-        rows, labels, weight = BAD_UPDATES[bad]()
-        if not len(pair.past) and bad in ("narrow", "wide", "features of another axis"):
-            return  # nothing is known of the width yet
-        with pytest.raises(SplinceError):
-            pair.moments.update(rows, labels, sample_weight=weight)
+        rows, arguments, error, _ = REFUSED[bad]
+        with pytest.raises(error):
+            pair.moments.update(rows, **arguments)
         assert state_bytes(pair.moments) == before
-
-    @rule(pair=pairs)
-    def contradicting_kind(self, pair: Pair) -> None:
-        known = pair.moments.variables
-        before = state_bytes(pair.moments)
-        for name, values in (("text", np.ones(4)), ("score", ["a"] * 4), ("scores", np.ones(4))):
-            if name in known:
-                with pytest.raises(SplinceError):
-                    pair.moments.update(X, {"number": [1, 2, 3, 4], name: values})
-                assert state_bytes(pair.moments) == before
 
     @precondition(small)
     @rule(target=pairs, a=pairs, b=pairs)
@@ -173,28 +128,18 @@ class Machine(RuleBasedStateMachine):
     @rule(target=pairs, a=pairs, b=pairs)
     def merge_and_remove(self, a: Pair, b: Pair) -> Pair:
         whole = a.moments + b.moments
-        return self.made(whole - b.moments, a.rows, a.past + b.past)
+        return self.made(assume_precise(whole - b.moments), a.rows, a.past + b.past)
 
     @rule(pair=pairs, cut=st.floats(0, 1), seed=st.integers(0, 99))
     def remove_some_rows(self, pair: Pair, cut: float, seed: int) -> None:
         """Rows in any choice, not only those of one update."""
         chosen = np.random.default_rng(seed).random(len(pair.rows)) < cut
         part = pair.rows.take(chosen)
-        removed = self.new(3)
+        removed = Moments(block_rows=3)
         if len(part):
             labels = {name: _as_given(column) for name, column in part.labels.items()}
             removed.update(part.x, labels, sample_weight=part.w)
-        self.made(pair.moments - removed, pair.rows.take(~chosen), pair.past)
-
-    @rule(pair=pairs)
-    def merge_other_width(self, pair: Pair) -> None:
-        if len(pair.past):
-            pair.moments.weight  # noqa: B018 (merges the rows that wait, as merging does)
-            before = state_bytes(pair.moments)
-            other = Moments().update(np.ones((2, WIDTH + 1)))
-            with pytest.raises(SplinceError):
-                pair.moments += other
-            assert state_bytes(pair.moments) == before
+        self.made(assume_precise(pair.moments - removed), pair.rows.take(~chosen), pair.past)
 
     @rule(target=pairs, pair=pairs, way=st.sampled_from(["file", "pickle", "deepcopy", "copy"]))
     def duplicate(self, pair: Pair, way: str) -> Pair:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,10 +14,10 @@ import pytest
 import reference
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import TWO_VALUED, U32, U64, scatter_error, scatter_of, two_valued
+from naive_model import TWO_VALUED, U32, U64, laid_out, scatter_error, scatter_of, two_valued
 
 from splince_fast import Moments
-from splince_fast._kernels import row_kernels, sparse
+from splince_fast._kernels import row_kernels
 from splince_fast.moments import block as reducing
 
 Array = np.ndarray[Any, Any]
@@ -103,23 +102,29 @@ class Block:
         assert (np.abs(found["products"] - products) <= slack * shares).all()
 
 
+DTYPES = [np.float32, np.float64]
+SOME, FEW = st.integers(1, 90), st.integers(1, 40)
+seeds = st.integers(0, 999)
+
+
+@st.composite
+def blocks(draw: st.DrawFn, rows: Any = SOME, width: Any = FEW, **more: Any) -> Block:
+    """Blocks of any numbers of rows, features, variables and label columns."""
+    return Block(
+        draw(rows), draw(width), draw(st.sampled_from(DTYPES)), weighted=draw(st.booleans()),
+        variables=draw(st.integers(0, 3)), classes=draw(st.integers(1, 5)),
+        offset=draw(st.sampled_from([0.0, 3.0, 1e4])), seed=draw(seeds),
+        **{name: draw(v) for name, v in {"columns": st.integers(0, 3), **more}.items()},
+    )  # fmt: skip
+
+
 # --- the shift -----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("level")
-@given(
-    n=st.integers(1, 90),
-    d=st.integers(1, 40),
-    stride=st.integers(1, 100),
-    dtype=st.sampled_from([np.float32, np.float64]),
-    weighted=st.booleans(),
-    offset=st.sampled_from([0.0, 1e4]),
-    seed=st.integers(0, 999),
-)
-def test_a_sample_has_the_mean_and_the_squares_of_its_rows(
-    n: int, d: int, stride: int, dtype: Any, weighted: bool, offset: float, seed: int
-) -> None:
-    block = Block(n, d, dtype, weighted=weighted, offset=offset, seed=seed)
+@given(blocks(), st.integers(1, 100))
+def test_a_sample_has_the_mean_and_the_squares_of_its_rows(block: Block, stride: int) -> None:
+    weighted = bool(block.weight.size)
     given = block.weight if weighted else None
     shift, spread = row_kernels.sample_columns(block.rows, None, given, stride)
     x = block.rows[::stride].astype(np.longdouble)
@@ -138,29 +143,15 @@ def test_a_sample_has_the_mean_and_the_squares_of_its_rows(
 # --- reducing rows -------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("level")
-@given(
-    n=st.integers(1, 70),
-    d=st.integers(1, 40),
-    dtype=st.sampled_from([np.float32, np.float64]),
-    weighted=st.booleans(),
-    variables=st.integers(0, 3),
-    classes=st.integers(1, 5),
-    columns=st.integers(0, 3),
-    offset=st.sampled_from([0.0, 1.0, 1e4]),
-    angles=st.lists(st.floats(-7, 7), min_size=1, max_size=5),
-    part_rows=st.sampled_from([4, 8, 64]),
-    seed=st.integers(0, 999),
+turns = st.lists(st.floats(-7, 7), min_size=1, max_size=5).map(
+    lambda angles: np.stack([np.cos(angles), np.sin(angles)], axis=1)
 )
-def test_reducing_equals_its_twin(
-    n: int, d: int, dtype: Any, weighted: bool, variables: int, classes: int, columns: int,
-    offset: float, angles: list[float], part_rows: int, seed: int,
-) -> None:  # fmt: skip
-    turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    Block(
-        n, d, dtype, weighted=weighted, variables=variables, classes=classes, columns=columns,
-        offset=offset, turns=turns, part_rows=part_rows, seed=seed,
-    ).check()  # fmt: skip
+
+
+@pytest.mark.usefixtures("level")
+@given(blocks(turns=turns, part_rows=st.sampled_from([4, 8, 64])))
+def test_reducing_equals_its_twin(block: Block) -> None:
+    block.check()
 
 
 @pytest.mark.usefixtures("level")
@@ -192,17 +183,9 @@ def test_labels_have_no_influence_on_the_state_of_x(dtype: Any) -> None:
 
 
 @pytest.mark.usefixtures("level")
-@given(
-    n=st.integers(1, 90),
-    cuts=st.lists(st.integers(0, 97), max_size=6),
-    dtype=st.sampled_from([np.float32, np.float64]),
-    weighted=st.booleans(),
-)
-def test_stripes_of_columns_give_the_same_bytes(
-    n: int, cuts: list[int], dtype: Any, weighted: bool
-) -> None:
+@given(blocks(width=st.just(97)), st.lists(st.integers(0, 97), max_size=6))
+def test_stripes_of_columns_give_the_same_bytes(block: Block, cuts: list[int]) -> None:
     """However columns are dealt to threads: each number comes from the same operations."""
-    block = Block(n, 97, dtype, weighted=weighted, variables=2, columns=2, offset=3.0)
     whole = block.reduced()
     striped = block.reduced(sorted({0, 97, *cuts}))
     for name, array in whole.items():
@@ -226,22 +209,25 @@ def test_a_centred_block_may_lie_anywhere_in_a_cache_line(dtype: Any) -> None:
         assert (memory[offset + size :] == 7).all()
 
 
-@pytest.mark.parametrize("spoil", ["rows", "codes", "values", "weight", "turns"])
+def _add(array: Array, place: Any, value: float) -> None:
+    array[place] += value
+
+
+SPOIL: dict[str, Callable[[Block], None]] = {
+    "a lost row": lambda block: _add(block.rows, 17, 1.0),
+    "a lost class": lambda block: _add(block.codes, (0, 3), 1 if block.codes[0, 3] < 0 else -1),
+    "a label": lambda block: _add(block.values, (0, 3), 1.0),
+    "a weight": lambda block: _add(block.weight, 3, 0.5),
+    "an angle": lambda block: setattr(block, "turns", block.turns[:7]),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOIL)
 def test_the_twin_is_not_the_kernel(spoil: str) -> None:
-    """A control: the comparison sees a lost row, a lost class, a wrong weight or angle."""
+    """A control: the comparison sees each of them."""
     block = Block(50, 4, weighted=True, variables=1, columns=1)
     found = block.reduced()
-    if spoil == "rows":
-        block.rows = block.rows.copy()
-        block.rows[17] = 0
-    elif spoil == "codes":
-        block.codes[:, 3] = -1 if block.codes[0, 3] >= 0 else 0
-    elif spoil == "values":
-        block.values[:, 3] += 1
-    elif spoil == "turns":
-        block.turns = block.turns[:7]
-    else:
-        block.weight[3] *= 1.5
+    SPOIL[spoil](block)
     block.reduced = lambda bounds=None, out=None: found  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
         block.check()
@@ -324,26 +310,19 @@ def multiplied(block: Block, threads: int) -> reducing.BlockSums:
 
 @pytest.mark.usefixtures("level")
 @given(
-    n=st.one_of(st.integers(1, 70), st.integers(1, 400)),
-    d=st.one_of(st.integers(1, 20), st.integers(1, 140)),
-    dtype=st.sampled_from([np.float32, np.float64]),
-    weighted=st.booleans(),
-    variables=st.integers(0, 2),
-    columns=st.integers(0, 2),
-    seed=st.integers(0, 999),
-)
-def test_a_pass_that_multiplies_equals_two_passes(
-    n: int, d: int, dtype: Any, weighted: bool, variables: int, columns: int, seed: int
-) -> None:
-    """A product is a sum of n + 3 terms at most, in any order; no number depends on the threads."""
-    block = Block(
-        n, d, dtype, weighted=weighted, variables=variables, columns=columns, offset=3.0, seed=seed
+    blocks(
+        st.one_of(st.integers(1, 70), st.integers(1, 400)),
+        st.one_of(st.integers(1, 20), st.integers(1, 140)),
     )
+)
+def test_a_pass_that_multiplies_equals_two_passes(block: Block) -> None:
+    """A product is a sum of n + 3 terms at most, in any order; no number depends on the threads."""
+    (n, d), dtype = block.rows.shape, block.rows.dtype
     in_two, found = reduce_into(block, centred(block.rows)), multiplied(block, 1)
     assert in_two.product is None
     size = np.abs(block.rows).max()
     slack = 8 * (n + 8) * U64 * size
-    weights = np.abs(block.weight if weighted else np.ones(n)).sum()
+    weights = np.abs(block.weight if block.weight.size else np.ones(n)).sum()
     assert found.shift.tobytes() == in_two.shift.tobytes()
     assert np.abs(found.total - in_two.total).max() <= slack * weights
     assert np.abs(found.class_sums - in_two.class_sums).max(initial=0) <= slack * weights
@@ -351,7 +330,7 @@ def test_a_pass_that_multiplies_equals_two_passes(
     assert (np.abs(found.products - in_two.products) <= slack * shares).all()
     wide = in_two.shifted.astype(np.longdouble)
     exact, magnitude = np.tril(wide.T @ wide), np.tril(np.abs(wide).T @ np.abs(wide))
-    u = U32 if dtype is np.float32 else U64
+    u = U32 if dtype == np.float32 else U64
     # Rows that two compilations of a pass store may differ by a rounding.
     bound = (n + 3 + 8) * u * magnitude
     assert (np.abs(found.product - exact) <= bound).all()
@@ -417,33 +396,30 @@ def stride_of(n: int) -> int:
     return int(np.ceil(n**0.5 / 4))
 
 
+# Columns whose sample says little of them: of random numbers x, places of rows, whether a row is
+# sampled, and a size.
+ADVERSARIAL: dict[str, Callable[[Array, Array, Array, float], Array]] = {
+    "random": lambda x, place, seen, size: x,
+    "sorted": lambda x, place, seen, size: np.sort(x) * size,
+    "small where sampled": lambda x, place, seen, size: np.where(seen, x, size * (5 + x)),
+    "large where sampled": lambda x, place, seen, size: np.where(seen, size * (5 + x), x),
+    "constant where sampled": lambda x, place, seen, size: np.where(seen, 7.0, 7 + size),
+    "one outlier": lambda x, place, seen, size: np.where(place == len(x) // 2 + 1, size, x),
+    "an outlier that is sampled": lambda x, place, seen, size: np.where(place == 0, size, x),
+    "period of the stride": lambda x, place, seen, size: np.where(seen, size, 0.0) + 1e-3 * x,
+    "a trend": lambda x, place, seen, size: x + size * place,
+}
+
+
 def adversarial(order: str, n: int, rng: np.random.Generator, size: float) -> Array:
-    """A column whose sample says little of it."""
-    x, place = rng.normal(size=n), np.arange(n)
-    seen = place % stride_of(n) == 0
-    return {
-        "random": x,
-        "sorted": np.sort(x) * size,
-        "small where sampled": np.where(seen, x, size * (5 + x)),
-        "large where sampled": np.where(seen, size * (5 + x), x),
-        "constant where sampled": np.where(seen, 7.0, 7 + size),
-        "one outlier": np.where(place == n // 2 + 1, size, x),
-        "one outlier, which is sampled": np.where(place == 0, size, x),
-        "period of the stride": np.where(seen, size, 0.0) + 1e-3 * x,
-        "a trend": x + size * place,
-    }[order]
-
-
-ORDERS = [
-    "random", "sorted", "small where sampled", "large where sampled", "constant where sampled",
-    "one outlier", "one outlier, which is sampled", "period of the stride", "a trend",
-]  # fmt: skip
+    place = np.arange(n)
+    return ADVERSARIAL[order](rng.normal(size=n), place, place % stride_of(n) == 0, size)
 
 
 @given(
     n=st.integers(1, 1500),
     columns=st.lists(
-        st.tuples(st.sampled_from(ORDERS), st.sampled_from([0.0, 1.0, 30.0, 1e3, 1e8])),
+        st.tuples(st.sampled_from(sorted(ADVERSARIAL)), st.sampled_from([0, 1, 30, 1e3, 1e8])),
         min_size=1, max_size=4,
     ),
     offset=st.sampled_from([0.0, 1e4]),
@@ -488,22 +464,17 @@ def test_a_second_pass_is_what_bounds_the_cost_of_a_shift(
 
 @pytest.mark.usefixtures("level")
 @given(
-    n=st.integers(1, 200),
-    d=st.integers(1, 20),
-    dtype=st.sampled_from([np.float32, np.float64]),
-    weighted=st.booleans(),
-    columns=st.sampled_from([0, 2, reducing.MATRIX_PRODUCT_FROM]),
-    scale=st.sampled_from([1.0, 1e25]),
-    misled=st.booleans(),
-    seed=st.integers(0, 999),
+    blocks(st.integers(1, 200), columns=st.sampled_from([0, 2, reducing.MATRIX_PRODUCT_FROM])),
+    st.sampled_from([1.0, 1e25]),
+    st.booleans(),
+    seeds,
 )
 def test_rows_by_number_have_the_bits_of_their_copy(
-    n: int, d: int, dtype: Any, weighted: bool, columns: int, scale: float, misled: bool, seed: int
+    block: Block, scale: float, misled: bool, seed: int
 ) -> None:
     """With a second pass and in float64 where float32 overflows, too."""
-    block = Block(n, d, weighted=weighted, variables=2, columns=columns, seed=seed)
-    rng = np.random.default_rng(seed)
-    lying = (rng.normal(size=(2 * n, d)) * scale).astype(dtype)
+    (n, d), rng = block.rows.shape, np.random.default_rng(seed)
+    lying = (rng.normal(size=(2 * n, d)) * scale).astype(block.rows.dtype)
     index = rng.permutation(2 * n)[:n]
     if misled:
         lying[index[:: stride_of(n)]] *= 1e3
@@ -536,11 +507,11 @@ def codes_of(*shape: int) -> Array:
 
 def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
     """Arguments with which an entry works."""
-    lanes = row_kernels.register_width(np.dtype(dtype).itemsize)
+    lanes = row_kernels.register_width(max(np.dtype(dtype).itemsize, 4))
     whole = -(-D // lanes)
     block = {
-        "rows": np.ones((N, D), dtype), "index": np.arange(N), "weight": np.ones(N),
-        "shift": np.zeros(D), "codes": codes_of(2, N), "n_codes": CLASSES,
+        "rows": np.ones((N, D), np.promote_types(dtype, np.float32)), "index": np.arange(N),
+        "weight": np.ones(N), "shift": np.zeros(D), "codes": codes_of(2, N), "n_codes": CLASSES,
         "values": np.ones((2, N)), "part_rows": 8,
     }  # fmt: skip
     taken = row_kernels.Block(**block)
@@ -584,7 +555,19 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
             "shift": np.zeros(2),
         },
         "count_classes": {"labels": codes_of(N), "weight": np.ones(N), "n_classes": 1},
+        "apply_rows": {
+            "factors": row_kernels.PackedFactors(
+                np.ones((2, D)), np.ones((2, D)), np.zeros(D), np.zeros(2)
+            ),
+            "rows": np.ones((N, D), dtype), "out": np.ones((N, D), dtype), "start": 0, "stop": N,
+        },
+        "squares_finite": {"rows": np.ones((N, D), dtype), "start": 0, "stop": N},
     }[entry]  # fmt: skip
+
+
+def part_of_six() -> row_kernels.Block:
+    """A block that cannot be centred."""
+    return row_kernels.Block(**arguments_of("Block", np.float64) | {"part_rows": 6})
 
 
 def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
@@ -596,16 +579,21 @@ def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
     return block.check_sums
 
 
-ENTRIES = (
-    "sample_columns", "Block", "centre_columns", "reduce_chunks", "Addition", "ScatterAddition",
-    "check_sums", "reference_is_far", "count_classes", "sum_block", "PackedFactors",
-)  # fmt: skip
+ENTRIES = [
+    *((entry, dtype) for dtype in DTYPES for entry in (
+        "sample_columns", "Block", "centre_columns", "reduce_chunks", "Addition",
+        "ScatterAddition", "check_sums", "reference_is_far", "count_classes", "sum_block",
+        "PackedFactors", "apply_rows", "squares_finite",
+    )),
+    ("apply_rows", np.float16),
+]  # fmt: skip
 WRITTEN = {
     "centre_columns": {"out"},
     "reduce_chunks": {"panels", "product", "counters"},
     "Addition": {"sums"},
     "ScatterAddition": {"scatter"},
     "sum_block": {"sums", "work", "counter"},
+    "apply_rows": {"out"},
 }
 # Sizes that are an argument's own.
 FREE = {
@@ -613,9 +601,14 @@ FREE = {
     ("Block", "values", 0), ("centre_columns", "rotations", 0), ("reduce_chunks", "rotations", 0),
     ("count_classes", "labels", 0), ("Addition", "sums", 0),
     ("sample_columns", "rows", 1), ("sample_columns", "rows", 0), ("Block", "rows", 0),
+    ("squares_finite", "rows", 1),
 }  # fmt: skip
 # Sizes with room to spare.
-ROOMY = {("reduce_chunks", "panels", 1), ("sum_block", "work", 2)}
+ROOMY = {
+    ("reduce_chunks", "panels", 1), ("sum_block", "work", 2), ("squares_finite", "rows", 0),
+}  # fmt: skip
+# Entries that take arrays of any strides.
+STRIDED = ("reference_is_far", "apply_rows")
 # Rows that the index does not name, and sizes that are taken from another argument.
 OPTIONAL = {"index", "weight", "product"}
 
@@ -631,10 +624,15 @@ def misfits(entry: str, name: str, array: Array) -> Iterator[Array]:
         if (entry, name, axis) not in ROOMY:
             more = [(0, int(k == axis)) for k in range(array.ndim)]
             yield np.array(np.pad(array, more), order=order)
-    for kind in (np.float16, np.int8, np.int32, np.complex128, array.dtype.newbyteorder()):
-        yield np.array(array.astype(kind), order=order)
+    for kind in (np.float16, np.int8, np.uint16, np.int32, np.complex128, np.longdouble, object,
+                 array.dtype.newbyteorder()):  # fmt: skip
+        if kind != array.dtype:
+            yield np.array(array.astype(kind), order=order)
+    if entry in ("apply_rows", "squares_finite"):
+        yield laid_out(array, "unaligned")
+        yield array.tolist()
     yield array[None]
-    if entry != "reference_is_far" and array.size > 1:  # the former takes diagonals
+    if entry not in STRIDED and array.size > 1:
         yield np.stack([array, array], axis=-1)[..., 0]
     if name in WRITTEN.get(entry, ()):
         locked = array.copy(order="K")
@@ -643,8 +641,7 @@ def misfits(entry: str, name: str, array: Array) -> Iterator[Array]:
 
 
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize(("entry", "dtype"), ENTRIES)
 def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> None:
     """Before anything is read or written: too short, too long, of another dtype or layout."""
     call = call_of(entry, dtype)
@@ -677,25 +674,21 @@ def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> Non
         ("centre_columns", {"rotations": np.ones((0, 2))}),
         ("reduce_chunks", {"chunk": 0}), ("reduce_chunks", {"chunk": 6}),
         ("reduce_chunks", {"chunk": 12}), ("reduce_chunks", {"stripe": 0}),
+        ("centre_columns", {"block": part_of_six()}), ("reduce_chunks", {"block": part_of_six()}),
         ("Addition", {"rows": np.array([0, CLASSES])}), ("Addition", {"rows": np.array([-1, 0])}),
         ("count_classes", {"labels": np.full(N, -2)}),
         ("sum_block", {"task_columns": 0}), ("sum_block", {"task_columns": 17}),
+        *((entry, {"start": start, "stop": stop})
+          for entry in ("apply_rows", "squares_finite")
+          for start, stop in ((-1, 2), (0, N + 1), (3, 2), (N + 1, N + 1))),
     ],
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused(entry: str, change: dict[str, Any]) -> None:
     given = arguments_of(entry, np.float64)
     before = {k: v.copy() for k, v in given.items() if isinstance(v, np.ndarray)}
-    with pytest.raises(ValueError, match=r"ha(s|ve) to|needs"):
+    with pytest.raises(ValueError, match=r"ha(s|ve) to|needs|rows"):
         getattr(row_kernels, entry)(*(given | change).values())
     assert all(given[name].tobytes() == array.tobytes() for name, array in before.items())
-
-
-@pytest.mark.parametrize("entry", ["centre_columns", "reduce_chunks"])
-def test_a_block_that_cannot_be_centred_is_refused(entry: str) -> None:
-    block = arguments_of("Block", np.float64) | {"part_rows": 6}
-    given = arguments_of(entry, np.float64) | {"block": row_kernels.Block(**block)}
-    with pytest.raises(ValueError, match="has to"):
-        getattr(row_kernels, entry)(*given.values())
 
 
 def test_a_block_keeps_its_arrays() -> None:
@@ -768,44 +761,3 @@ def test_a_change_that_fails_marks_the_owners() -> None:
         row_kernels.add(changes)
     assert [owner.broken for owner in owners] == [True, True]
     assert not hasattr(plain, "broken")
-
-
-# --- one decorator owns the options --------------------------------------------------------------
-
-
-def test_every_kernel_is_compiled_and_releases_the_interpreter() -> None:
-    held = list(vars(sparse).values())
-    found = [
-        v for v in [*held, *(c for v in held for c in _closed_over(v))] if hasattr(v, "py_func")
-    ]
-    assert len(found) >= 2
-    for kernel in found:
-        assert kernel.targetoptions["nogil"]
-        assert "nnan" not in kernel.targetoptions["fastmath"]
-        assert "ninf" not in kernel.targetoptions["fastmath"]
-
-
-def _closed_over(value: Any) -> list[Any]:
-    """What the guards of conftest.py wrap."""
-    return (
-        list(inspect.getclosurevars(value).nonlocals.values()) if inspect.isfunction(value) else []
-    )
-
-
-def test_the_cache_may_be_unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read-only installation without a home directory compiles once in each process."""
-    import numba
-
-    original = numba.njit
-
-    def no_cache(*arguments: Any, **options: Any) -> Any:
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(numba, "njit", no_cache)
-
-    def double(x: float) -> float:
-        return 2 * x
-
-    assert sparse.kernel(double)(4.0) == 8.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from functools import cache
 from typing import Any
@@ -102,40 +101,28 @@ def outcome(moments: Moments, *given: Any, **options: Any) -> tuple[Any, ...]:
     return error, state_bytes(moments), moments.n_rows, moments._state().mean.tobytes()
 
 
-@pytest.mark.parametrize("case", [*LIKE, *OTHER])
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # parameters of the moments, and options of the update
+    "a weight": ({}, {"sample_weight": [2.0]}),
+    "weight zero": ({}, {"sample_weight": [0.0]}),
+    "a mask": ({}, {"mask": np.array([False])}),
+    "kinds": ({"kinds": {"z": "continuous", "y": "classes"}}, {}),
+    "kind of one": ({"kinds": {"z": "classes"}}, {}),
+    "joint classes": ({"joint": [("z", "y")]}, {}),
+}
+
+
+@pytest.mark.parametrize("case", [*LIKE, *OTHER, *OPTIONS])
 def test_a_single_row_does_what_it_does_without_the_fast_path(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = (LIKE | OTHER)[case]
-    found = outcome(waiting(), *given)
-    without_the_fast_path(monkeypatch)
-    assert found == outcome(waiting(), *given)
+    parameters, options = OPTIONS.get(case, ({}, {}))
+    given = (LIKE | OTHER).get(case, (row(), labels()))
 
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"sample_weight": [2.0]},
-        {"sample_weight": [0.0]},
-        {"mask": np.array([False])},
-        {"kinds": {"z": "continuous", "y": "classes"}},
-        {"kinds": {"z": "classes"}},
-        {"joint": [("z", "y")]},
-        {"weights before": True},
-    ],
-    ids=str,
-)
-def test_weights_masks_kinds_and_joint_classes_count_for_a_single_row(
-    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run() -> tuple[Any, ...]:
-        options = dict(change)
-        before = options.pop("weights before", False)
-        parameters = {k: options.pop(k) for k in ("kinds", "joint") if k in options}
-        moments = waiting(**parameters)
-        if before:
-            moments.update(row(), labels(), sample_weight=[3.0])
-        return outcome(moments, row(), labels(), **options)
+    def run() -> list[tuple[Any, ...]]:
+        weighted = waiting(**parameters)
+        weighted.update(row(), labels(), sample_weight=[3.0])
+        return [outcome(some, *given, **options) for some in (waiting(**parameters), weighted)]
 
     found = run()
     without_the_fast_path(monkeypatch)
@@ -159,49 +146,28 @@ def declaring(library: str, names: str) -> Any:
     return (module.CategoricalDtype if library == "pandas" else module.Enum)(list(names))
 
 
-def declared(library: str, names: str, values: list[Any]) -> Any:
-    module: Any = pytest.importorskip(library)
-    return module.Series(values, dtype=declaring(library, names))
-
-
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize(
-    ("names", "values"),
-    [
-        ("abc", ["b"]),
-        ("abc", ["c"]),  # declared, and of no row so far
-        ("abc", [None]),
-        ("abcd", ["b"]),
-        ("ab", ["b"]),
-        ("abc", ["b", "a"]),
-        ("abc", []),
-    ],
-)
+    ("names", "values"),  # the class "c" is declared, and of no row so far
+    [("abc", "b"), ("abc", "c"), ("abc", [None]), ("abcd", "b"), ("ab", "b"), ("abc", "ba"),
+     ("abc", "")],
+)  # fmt: skip
 def test_a_single_label_of_declared_classes_has_the_bits_of_the_general_path(
-    library: str, names: str, values: list[Any], monkeypatch: pytest.MonkeyPatch
+    library: str, names: str, values: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    column = declared(library, "abc", ["a", "b", "a"])
+    def column(names: str, values: Any) -> Any:
+        module: Any = pytest.importorskip(library)
+        return module.Series(list(values), dtype=declaring(library, names))
 
-    def waiting() -> Moments:
-        moments = Moments(block_rows=BLOCK).update(np.eye(2, D), {"z": column[:2]})
-        return moments.update(row(), {"z": column[2:]})
+    def run() -> tuple[Any, ...]:
+        before = column("abc", "aba")
+        moments = Moments(block_rows=BLOCK).update(np.eye(2, D), {"z": before[:2]})
+        moments.update(row(), {"z": before[2:]})
+        return outcome(moments, row(), {"z": column(names, values)})
 
-    given = row(), {"z": declared(library, names, values)}
-    found = outcome(waiting(), *given)
+    found = run()
     without_the_fast_path(monkeypatch)
-    assert found == outcome(waiting(), *given)
-
-
-def test_a_single_row_waits_for_a_thread_that_has_the_lock() -> None:
-    moments = waiting()
-    with moments._lock:
-        thread = threading.Thread(target=moments.update, args=(row(), labels()))
-        thread.start()
-        thread.join(timeout=0.2)
-        assert thread.is_alive()
-        assert moments.n_rows == 4
-    thread.join(timeout=60)
-    assert moments.n_rows == 5
+    assert found == run()
 
 
 def single(dtype: Any = np.float32) -> tuple[Any, dict[str, Any]]:

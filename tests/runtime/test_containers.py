@@ -6,6 +6,7 @@ do, or have the other one. Frames whose columns have names of any type are never
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-import scipy.sparse
+from naive_model import STATES, made, state_bytes
 
 import splince_fast as sf
-from splince_fast._runtime.rows import SparseRows
 from splince_fast.evaluation import compare, fit_head
+from splince_fast.exceptions import InputError
 
 N, D = 240, 4
 rng = np.random.default_rng(0)
@@ -111,6 +112,7 @@ CONTAINERS = ARRAYS | {
         for name, index in INDEXES.items()
     },
 }
+COLUMNS = ARRAYS | {"Arrow array": lambda a, _: pa.array(a)}
 AS_FLOAT64 = ("object", "list")  # containers that do not keep a dtype
 
 
@@ -201,12 +203,12 @@ COLUMN_ENTRIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u2", "f4", "f8"])
-@pytest.mark.parametrize("container", ARRAYS)
+@pytest.mark.parametrize("container", COLUMNS)
 def test_columns_of_every_container_give_the_same_bits(
     container: str, dtype: str, tmp_path: Path
 ) -> None:
     native = Z.astype(dtype)
-    column = ARRAYS[container](native, tmp_path)
+    column = COLUMNS[container](native, tmp_path)
     for name, entry in COLUMN_ENTRIES.items():
         if not (name == "ConditionalEraser" and dtype[0] == "f"):  # it was fitted to classes
             assert bits(entry(column)) == bits(entry(native)), name
@@ -235,7 +237,7 @@ def test_chunks_of_dask_arrays_of_zarr_are_rows(tmp_path: Path) -> None:
     read = sf.Moments.from_blocks(sf.sources.from_dask(rows, LABELS))
     assert bits(read) == bits(streamed(X, weight=None))
     assert bits(PROJECTION(rows).compute()) == bits(PROJECTION(X))
-    with pytest.raises(sf.exceptions.InputError, match="X is a lazy Array"):
+    with pytest.raises(InputError, match="X is a lazy Array"):
         sf.Moments().update(rows, LABELS)
 
 
@@ -251,8 +253,8 @@ REFUSING: dict[str, Callable[[Any, Any], Any]] = {
         sf.Moments().update(frame, LABELS), erase="z", keep="y"
     )(other, LABELS),
     "estimator": lambda frame, other: sf.LEACE().fit(frame, concept=Z).transform(other),
-    "projection of an estimator": lambda frame, other: (
-        sf.LEACE().fit(frame, concept=Z).projection_(other)
+    "partial fit of an estimator": lambda frame, other: (
+        sf.LEACE().partial_fit(frame, concept=Z).projection_(other)
     ),
     "head": lambda frame, other: fit_head(frame, Y).predict(other),
 }
@@ -278,10 +280,81 @@ def test_columns_in_another_order_are_refused(entry: str, names: str) -> None:
         call(frame, X)
 
 
-@pytest.mark.parametrize("index", [-1, 3])
-def test_a_sparse_index_out_of_bounds_is_an_error(index: int) -> None:
-    matrix = scipy.sparse.csr_array((np.ones(2), [0, 2], [0, 1, 2]), (2, 3))
-    assert len(SparseRows.of(matrix)) == 2  # control
-    matrix.indices[1] = index
-    with pytest.raises(sf.exceptions.InputError, match="damaged"):
-        SparseRows.of(matrix)
+NAMES = ("a", "b", "c", "d")
+FRAME = pd.DataFrame(X, columns=NAMES)
+REVERSED = FRAME[list(reversed(NAMES))]
+ERASERS: dict[str, Callable[[Any], Any]] = {
+    "splince": lambda m: sf.splince(m, erase="z", keep="y"),
+    "leace": lambda m: sf.leace(m.factored(), erase="z"),
+    "oracle": lambda m: sf.oracle(m, erase="z", keep="y"),
+    "quadratic": lambda m: sf.quadratic(m, erase="z", shrinkage=0.5),
+    "scaled": lambda m: sf.sal(m, erase="z").scaled(0.5),
+    "float32": lambda m: sf.sal(m, erase="z").astype(np.float32),
+    "composed": lambda m: sf.sal(m, erase="y") @ sf.sal(m, erase="z"),
+}
+
+
+def moments(rows: Any = FRAME, **parameters: Any) -> sf.Moments:
+    return sf.Moments(**parameters).update(rows, LABELS)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("frame", [REVERSED, pl.DataFrame(REVERSED.to_dict("list"))])
+def test_another_order_is_refused_before_anything_changes(state: str, frame: Any) -> None:
+    some = made(state).update(FRAME, LABELS)
+    before = state_bytes(some)
+    with pytest.raises(InputError, match=r"another order.*column 0 is 'd', and was 'a'"):
+        some.update(frame, LABELS)
+    with pytest.raises(InputError, match=r"'e' new; 'b' missing.*to_numpy\(\)"):
+        some.update(FRAME.rename(columns={"b": "e"}), LABELS)
+    assert state_bytes(some) == before
+    assert some.update(FRAME, LABELS).feature_names == NAMES
+    assert some.update(REVERSED.to_numpy(), LABELS).n_rows == 3 * N  # the control
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame(X), pd.DataFrame({"embedding": list(X)})])
+def test_numbered_columns_and_columns_of_vectors_have_no_names(frame: Any) -> None:
+    state = moments(frame)
+    assert state.feature_names is None
+    assert state.update(FRAME, LABELS).feature_names == NAMES
+
+
+def test_merging_compares_names() -> None:
+    whole, other = moments(), moments(REVERSED)
+    for combine in (lambda: whole + other, lambda: whole - other, lambda: other.__iadd__(whole)):
+        with pytest.raises(sf.exceptions.IncompatibleMomentsError, match="another order"):
+            combine()
+    wide = pd.DataFrame(np.hstack([X, X[:, :1]]), columns=[*NAMES, "a"])
+    with pytest.raises(sf.exceptions.IncompatibleMomentsError, match="5 features"):
+        whole + moments(wide)
+    arrays = moments(X)
+    assert (arrays + whole).feature_names == (whole + arrays).feature_names == NAMES
+    assert (whole + arrays - arrays).feature_names == whole.scaled(2).feature_names == NAMES
+    assert sf.Moments().__iadd__(whole).feature_names == NAMES
+    assert moments(by="z").by_class[0].feature_names == NAMES
+    assert (moments(by="z") + moments(X, by="z")).copy().feature_names == NAMES
+
+
+@pytest.mark.parametrize("name", ERASERS)
+def test_erasers_refuse_frames_of_other_columns(name: str, tmp_path: Path) -> None:
+    eraser = ERASERS[name](moments(by="z"))
+    assert eraser.feature_names == NAMES
+    expected = eraser(X, LABELS)
+    assert np.array_equal(eraser(FRAME, LABELS), expected)
+    assert not np.allclose(eraser(REVERSED.to_numpy(), LABELS), expected[:, ::-1])  # the control
+    eraser.save(tmp_path / "eraser")
+    for own in (eraser, type(eraser).load(tmp_path / "eraser"), pickle.loads(pickle.dumps(eraser))):
+        with pytest.raises(InputError, match="another order"):
+            own(REVERSED, LABELS)
+
+
+def test_composition_and_repair_compare_names() -> None:
+    first, second = sf.sal(moments(), erase="z"), sf.sal(moments(REVERSED), erase="y")
+    with pytest.raises(InputError, match="the second projection are in another order"):
+        second @ first
+    assert (sf.sal(moments(X), erase="y") @ first).feature_names == NAMES
+    after = sf.Moments().update(first(X), LABELS)
+    assert sf.repair(after, before=moments(), keep="y").feature_names == NAMES
+    swapped = sf.Moments().update(pd.DataFrame(first(X), columns=NAMES[::-1]), LABELS)
+    with pytest.raises(InputError, match="columns of the erased rows"):
+        sf.repair(swapped, before=moments(), keep="y")
