@@ -58,10 +58,7 @@ class ConceptStrength:
         if not self.rank_x:
             return f"no linear association with {self.name!r}: x is constant"
         if self.r2 is None:
-            return (
-                f"no conclusion about {self.name!r}: on {self.n:,} rows, x of rank {self.rank_x} "
-                f"fits any labels of rank {self.rank_z} equally well; add rows or drop features"
-            )
+            return f"no conclusion about {self.name!r}: x fits any labels; add rows"
         if self.p_value < 0.01:
             return f"a linear association with {self.name!r} beyond chance"
         if self.p_value > 1.0 - 1e-4:
@@ -69,9 +66,8 @@ class ConceptStrength:
         return f"no linear association with {self.name!r} beyond chance"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values and the conclusion as numbers, strings and lists, ready for JSON."""
-        fields = dataclasses.asdict(self)
-        return {**fields, "correlations": list(self.correlations), "conclusion": self.conclusion}
+        """Return all values and the conclusion, as values that JSON can represent."""
+        return {**dataclasses.asdict(self), "conclusion": self.conclusion}
 
     def _facts(self) -> list[tuple[str, str]]:
         shown = shortened((f"{c:.3g}" for c in self.correlations), 5)

@@ -6,7 +6,6 @@ try:
     import splince_fast._kernels.spans  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "The compiled part of splince_fast is missing or was built for another Python. "
-        "Install the package with `pip install splince_fast`, or, in a source tree, build it in "
-        "place with `pip install -e .` (a C compiler is needed)."
+        "The compiled part of splince_fast is missing or was built for another Python: install it "
+        "with `pip install splince_fast`, or, in a source tree, `pip install -e .`"
     ) from error

@@ -120,7 +120,7 @@ def check_moment_options(
         if type(value) is not type(option.default) or value != option.default:
             option.check(value)
     diagonal = covariance_type == "diag"
-    needs = "needs the complete covariance, and covariance_type='diag' keeps none; leave it out"
+    needs = "needs the complete covariance, and covariance_type='diag' keeps none"
     excluded = {
         "groups assigns rows to the folds of shrinkage='cv'; leave groups out, or choose 'cv'": (
             groups is not None and shrinkage != "cv"
@@ -131,8 +131,10 @@ def check_moment_options(
         f"covariance_type='diag' and subsample={subsample} exclude each other": (
             diagonal and subsample != 1
         ),
-        f"shrinkage {shrinkage!r} {needs}": diagonal and isinstance(shrinkage, str),
-        f"solver {solver!r} {needs}": diagonal and solver != "auto",
+        f"shrinkage {shrinkage!r} {needs}; pass a number in [0, 1]": (
+            diagonal and isinstance(shrinkage, str)
+        ),
+        f"solver {solver!r} {needs}; leave it at 'auto'": diagonal and solver != "auto",
         f"passes is {passes} and shrinkage {shrinkage}; leave one of them out": (
             passes and shrinkage
         ),

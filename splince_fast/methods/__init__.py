@@ -1,11 +1,6 @@
 """Methods that compute an eraser from moments: closed forms and their extensions.
 
-==============================  ==============  ==============================
-..                              no task kept    task kept
-==============================  ==============  ==============================
-whitened (a factor of Cov(x))   ``leace``       ``splince``
-not whitened                    ``sal``         ``sal`` with ``keep=``
-==============================  ==============  ==============================
+LEACE and SPLINCE, which keeps a task, whiten x; SAL, with or without a task, does not.
 """
 
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince

@@ -20,18 +20,10 @@ from splince_fast._kernels.spans import largest_correlation
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed
 from splince_fast._runtime.rows import abbreviated
+from splince_fast._solve import oblique as projections
 from splince_fast._solve import tolerances
 from splince_fast._solve.held_out import Noise, equal_noise
-from splince_fast._solve.oblique import (
-    Solution,
-    change,
-    column_norms,
-    oblique,
-    raise_failure,
-    sensitivity,
-    with_null_space,
-    with_strength,
-)
+from splince_fast._solve.oblique import Solution, oblique
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Kept, Span, span_of
 from splince_fast.labels import VariableName
@@ -55,8 +47,7 @@ NoiseValues: TypeAlias = tuple[Noise | None, tuple[float, int, int]]
 _AMPLIFYING, _SHRINKAGE, _OFFSET = 0.1, 1e-6, 100.0
 # Below this number of fitted rows per dimension of x, the covariance is mostly noise.
 FEW_ROWS = 2.0
-# Integer labels with more distinct values may be quantities; digits, months and hours have at most
-# this number.
+# Integer labels with more distinct values than digits, months and hours may be quantities.
 _MAX_CLASSES = 24
 # A variance of 0 has underflowed if the largest covariance of the feature with a label is below
 # _UNDERFLOW, but above _ROUNDING * |mean|; otherwise the feature is constant.
@@ -117,12 +108,14 @@ class MethodCall(NamedTuple):
         if whitened and solution.rank_covariance < len(stats.mean):
             _refuse_underflow(stats, span_z)
         if solution.status != STATUS_OK:
-            raise_failure(solution, span_z.names, span_y.names, self.method, options.solver)
+            projections.raise_failure(
+                solution, span_z.names, span_y.names, self.method, options.solver
+            )
         if options.strength != 1:
-            solution = with_strength(factor, solution, removed, span_y.rows, options)
+            solution = projections.with_strength(factor, solution, removed, span_y.rows, options)
         left, right = solution.left, solution.right
         if solution.null_basis is not None:
-            left, right = with_null_space(solution, span_y.rows)
+            left, right = projections.with_null_space(solution, span_y.rows)
         if self.part is not None:  # the report is about the variables
             spans = factor.whiten(span_z.rows), solution.whitened[len(removed) :]
             solution = solution._replace(whitened=np.concatenate(spans), off_support=None)
@@ -156,7 +149,7 @@ class MethodCall(NamedTuple):
         # With a subsample, `solution.variance` is that of the factored estimate of Cov(x);
         # `stats.variances` uses all rows.
         variance = solution.variance if sample is None else float(stats.variances.sum())
-        effect, norm = sensitivity(left, right, mean, variance)
+        effect, norm = projections.sensitivity(left, right, mean, variance)
         found = list(self._checks(stats, solved, variance, distortion, complete is not None))
         if effect > tolerances.SENSITIVITY and norm > tolerances.OBLIQUE * len(left) ** 0.5:
             text = self._sensitivity_text(stats, solved, effect, refit=factor is None)
@@ -298,7 +291,7 @@ class MethodCall(NamedTuple):
         self, stats: Statistics, solved: Solved, effect: float, *, refit: bool
     ) -> str:
         """Return a warning that names the features that amplify rounding errors, and remedies."""
-        norms, remedies = column_norms(solved.left, solved.right), []
+        norms, remedies = projections.column_norms(solved.left, solved.right), []
         order = np.argsort(-norms)
         amplifying = order[norms[order] >= _AMPLIFYING * norms[order[0]]]
         variance = float(stats.variances.sum())
@@ -309,7 +302,9 @@ class MethodCall(NamedTuple):
             else:
                 with suppress(errors.SplinceError):
                     other = self.with_shrinkage(_SHRINKAGE).solve(stats)
-                    lower, _ = sensitivity(other.left, other.right, other.mean, variance)
+                    lower, _ = projections.sensitivity(
+                        other.left, other.right, other.mean, variance
+                    )
                     if lower < effect / 2:
                         remedies.append(f"shrinkage={_SHRINKAGE:g} (sensitivity {lower:.1e})")
         offset = float(stats.mean @ stats.mean / variance) ** 0.5
@@ -320,7 +315,7 @@ class MethodCall(NamedTuple):
             f"by {effect:.1e} of their deviation, because of feature(s) "
             f"{abbreviated(amplifying, stats.feature_names)}, with standard deviations up to "
             f"{ratio:.1e} times the root mean square; drop these, or use "
-            + (" or ".join(remedies) or "rows in float64")
+            f"{' or '.join(remedies) or 'rows in float64'}"
         )
 
 
@@ -363,7 +358,7 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> Distort
     def measured(solution: Solution) -> tuple[float | None, float | None]:
         gram = stats.gram(solution.right)
         if sample is None or solved.shrinkage or solution.solver == "none":
-            return change(solution.left, solution.right, gram, stats.variances), None
+            return projections.change(solution.left, solution.right, gram, stats.variances), None
         kept = solution.rank_y - solution.dropped
         regressors = solution.rank_covariance - solution.rank_z - kept
         return sample.distortion(solution.left, gram, regressors)
@@ -377,8 +372,8 @@ def _distortions(stats: Statistics, solved: Solved, options: Options) -> Distort
 
 def _remaining_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:
     """Return the part |P Cov(x, z)| / |Cov(x, z)| that is left, for features of unit variance."""
-    # Without whitening, ranks depend on the units of x. A direction that counts as rounding error
-    # beside large features may hold the complete association of small features with the concept.
+    # Without whitening, a direction that counts as rounding error beside large features may hold
+    # the complete association of small features with the concept.
     if solution.rank_z == len(span):
         return 0.0
     deviations = np.sqrt(stats.variances)

@@ -165,9 +165,8 @@ def unchanged(empty: Float) -> Restoration:
 
 
 def refuse_lost(
-    restoration: Restoration, method: str, columns: Sequence[LabelColumns],
-    remedy: Callable[[Float], str],
-) -> None:  # fmt: skip
+    restoration: Restoration, method: str, columns: Sequence[LabelColumns], remedy: str
+) -> None:
     """Raise InfeasibleError if a combination of labels cannot be restored; the text names it."""
     lost = restoration.lost_combination
     if lost is None:
@@ -186,7 +185,7 @@ def refuse_lost(
         f"{method} cannot restore the covariance with {listed(str(v.name) for v in columns)}: "
         f"the erased rows do not covary with the combination {combination}"
         f"{' + ...' if len(named) > _TERMS else ''} (|Cov| {restoration.lost_size:.2g} before "
-        f"erasing). Keep fewer variables, or {remedy(lost)}",
+        f"erasing). Keep fewer variables, or {remedy}",
         1.0,
     )
 

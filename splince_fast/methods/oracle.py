@@ -30,13 +30,7 @@ from splince_fast._runtime.rows import cause_text
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import change, common_text
 from splince_fast._solve.options import OPTIONS, Options
-from splince_fast._solve.restore import (
-    Restoration,
-    inverse_units,
-    largest,
-    restore,
-    shrunk_solves,
-)
+from splince_fast._solve.restore import Restoration, inverse_units, largest, restore, shrunk_solves
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
@@ -135,7 +129,9 @@ def oracle(
         span_y = span_of(stats, kept or None, "keep", True)
         z, y = _label_columns(stats, erased), _label_columns(stats, kept)
         Szz = _correlations(stats, z, z)
-        root = _inverse_root(Szz)
+        values, vectors = np.linalg.eigh(Szz)
+        used = values > len(values) * 8 * tolerances.EPS * values[-1]
+        root = vectors[:, used] / np.sqrt(values[used])  # W, with W W^T = Szz^+
         predicted = root @ (root.T @ span_z.rows)  # Szz^+ Sz^T, (k, d)
         fit = _Fit(stats, stats.factored(Options(), 0.0), span_z, span_y, predicted, root)
         restoration, rho, loss = fit.restored(z, y, float(strength))
@@ -191,14 +187,14 @@ class _Fit(NamedTuple):
         restoration = restore(whitened, solved, span_t, span_y, units, strength)
         between = Szy.T @ self.root @ (self.root.T @ Szy)
 
-        def remedy(lost: Float) -> str:
+        remedy, lost = "", restoration.lost_combination
+        if lost is not None:
             within = float(np.sum((lost @ whitened) ** 2))
             fraction = within / (within + float(lost @ between @ lost))
-            return (
+            remedy = (
                 "leave keep= out, which keeps the relation within classes; SPLINCE cannot keep it "
                 f"either (1 - rho_o = {fraction:.1e})"
             )
-
         labels.refuse_lost(restoration, "oracle", y, remedy)
         return restoration, _rho(whitened, between, span_y), loss
 
@@ -320,13 +316,6 @@ def _correlations(stats: Statistics, first: Columns, second: Columns) -> Float:
         return np.asarray(pair[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
 
     return np.block([[block(a, b) for b in second] for a in first])
-
-
-def _inverse_root(matrix: Float) -> Float:
-    """Return W, (k, r), with W W^T the pseudo-inverse of a correlation matrix of rank r."""
-    values, vectors = np.linalg.eigh(matrix)
-    positive = values > len(values) * 8 * tolerances.EPS * values[-1]
-    return np.asarray(vectors[:, positive] / np.sqrt(values[positive]))
 
 
 def _shifts(columns: Columns, predicted: Float) -> list[Shift]:

@@ -153,7 +153,7 @@ def quadratic(
                 whitened, solved, span_t, classes.span.rows, classes.deviations, 1.0
             )
         remedy = "use sf.oracle, which does not make the covariances equal"
-        labels.refuse_lost(restoration, "quadratic", classes.columns, lambda _: remedy)
+        labels.refuse_lost(restoration, "quadratic", classes.columns, remedy)
         label = "QLEACE" if keep is None else "repair @ QLEACE"
         left, right = restoration.left / units, restoration.right * units
         maps = solution.maps - left.T @ (right @ solution.maps)

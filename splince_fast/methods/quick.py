@@ -95,9 +95,8 @@ def _named(columns: object, default_name: str) -> dict[str, Any]:
     """Return the columns of a mapping or frame by name, or a single column as `default_name`."""
     by_name: dict[str, Any] = {}
     for name, column in variables_of(columns, default_name).items():
-        if str(name) in by_name:
+        if by_name.setdefault(str(name), column) is not column:
             raise LabelError(f"two columns have the name {str(name)!r}; rename one of them")
-        by_name[str(name)] = column
     return by_name
 
 

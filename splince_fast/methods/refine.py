@@ -169,8 +169,7 @@ class Refinement:
         self, stats: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
         """Return the factor after all passes, and the distortion reduction of the last pass."""
-        # The factor whitens by B^T. The reduction is a fraction of the distortion before the last
-        # pass.
+        # The factor whitens by B^T; the reduction is a fraction of the distortion before that pass.
         self._check(stats, options)
         first = stats.factored(options, 0.0)
         varies, k = first.inverse_scale > 0, len(span_z) + len(span_y)
@@ -183,19 +182,16 @@ class Refinement:
             solution = oblique(factor, spans[: len(span_z)], spans[len(span_z) :], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 
-        columns = np.concatenate([first.solve(spans), spans])
-        images = _images(self.source, stats, columns)
-        before = evaluate(_basis(columns[:k], images[:k])[0])[1]
-        basis, basis_images = _basis(columns, images)
-        factor, after = evaluate(basis)
-        for _ in range(1, self.passes):
-            # C - S R, with R = B B^T C the Rayleigh-Ritz solution of S R = C
-            residual = spans - (spans @ basis.T) @ basis_images
-            new = first.solve(residual * varies)
-            columns = np.concatenate([columns, new])
+        new, after = np.concatenate([first.solve(spans), spans]), np.inf
+        columns = images = np.empty((0, spans.shape[1]))
+        for _ in range(self.passes):
             images = np.concatenate([images, _images(self.source, stats, new)])
+            if not len(columns):  # before the first pass: the solution that follows from D
+                after = evaluate(_basis(new[:k], images[:k])[0])[1]
+            columns = np.concatenate([columns, new])
             basis, basis_images = _basis(columns, images)
-            before = after
-            factor, after = evaluate(basis)
+            before, (factor, after) = after, evaluate(basis)
+            # C - S R, with R = B B^T C the Rayleigh-Ritz solution of S R = C
+            new = first.solve((spans - (spans @ basis.T) @ basis_images) * varies)
         gain = 1.0 - after / before if 0.0 < before < np.inf else 0.0
         return factor, max(0.0, gain)

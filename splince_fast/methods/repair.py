@@ -35,11 +35,7 @@ _SAME_LABELS = 1e-6
 
 
 def repair(
-    after: Moments | Factored,
-    *,
-    before: Moments | Factored,
-    keep: Selection,
-    strength: float = 1,
+    after: Moments | Factored, *, before: Moments | Factored, keep: Selection, strength: float = 1
 ) -> Projection:
     """Restore the covariance of erased rows with variables, with the least change of the rows.
 
@@ -72,9 +68,8 @@ def repair(
     Returns
     -------
     Projection
-        The map t -> E t + B (t - E t), of erased rows; ``B @ eraser`` composes both. In its
-        :attr:`~Projection.report`, `distortion` is the cost E|B t - t|^2 as a fraction of the
-        variance before erasure, and `variables` hold ranks and residuals in the erased rows.
+        The map t -> E t + B (t - E t), of erased rows; ``B @ eraser`` composes both. The
+        `distortion` of its report is E|B t - t|^2 as a fraction of the variance before erasure.
 
     Raises
     ------
@@ -140,7 +135,7 @@ def repair(
         restoration = restore(whitened, solved, rows, span_x, units, float(strength))
         remedy = "use an eraser that keeps part of it, such as splince(keep=)"
         columns = list(map(labels.LabelColumns.of, names, variables))
-        labels.refuse_lost(restoration, "repair", columns, lambda _: remedy)
+        labels.refuse_lost(restoration, "repair", columns, remedy)
         total = float(variances.sum())
         report = _report(erased, factor, restoration, span_t, float(strength), total)
     for note in report.warnings:

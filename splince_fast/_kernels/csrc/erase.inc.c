@@ -421,10 +421,14 @@ INLINE void NAME(copy_matrix)(Matrix matrix, Index n, Index width, T *copy, int 
 
 static void NAME(copy_rows)(Matrix matrix, Index n, Index width, T *copy, int is_float16,
                             int to_matrix) {
-    if (is_float16)
-        NAME(copy_matrix)(matrix, n, width, copy, 1, to_matrix);
+    if (is_float16 && to_matrix)
+        NAME(copy_matrix)(matrix, n, width, copy, 1, 1);
+    else if (is_float16)
+        NAME(copy_matrix)(matrix, n, width, copy, 1, 0);
+    else if (to_matrix)
+        NAME(copy_matrix)(matrix, n, width, copy, 0, 1);
     else
-        NAME(copy_matrix)(matrix, n, width, copy, 0, to_matrix);
+        NAME(copy_matrix)(matrix, n, width, copy, 0, 0);
 }
 
 /* --- entry points ---------------------------------------------------------------------------- */
