@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from splince_fast._runtime.files import kind_of
 
 if TYPE_CHECKING:
-    from splince_fast.moments import Moments
     from splince_fast.report import Report
 
 
@@ -63,7 +62,11 @@ def run(args: argparse.Namespace) -> None:
         names = ("n_rows", "weight") if is_moments else ("method", "rank")
         facts |= {name: getattr(loaded, name, None) for name in ("n_features", *names)}
         if is_moments:
-            facts["variables"] = _variables(loaded)
+            facts["variables"] = [
+                {"name": name, "kind": kind} | ({"classes": list(loaded.class_counts(name).items())}
+                                                if kind == "classes" else {})
+                for name, kind in loaded.variables.items()
+            ]  # fmt: skip
         else:
             facts["report"] = None if report is None else report.to_dict()
         print(json.dumps({**facts, "tensors": shapes}, indent=1))
@@ -90,14 +93,3 @@ def print_summary(report: Report) -> None:
     """Print a report in words."""
     for line in report.explain().splitlines():
         print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
-
-
-def _variables(moments: Moments) -> list[dict[str, Any]]:
-    """Return name and kind of each variable (classes with numbers of rows) in types of JSON."""
-    variables: list[dict[str, Any]] = []
-    for name, kind in moments.variables.items():
-        variables.append({"name": name, "kind": kind})
-        if kind == "classes":
-            counts = moments.class_counts(name)
-            variables[-1]["classes"] = [[c, int(n)] for c, n in counts.items()]
-    return variables

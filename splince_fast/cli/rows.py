@@ -329,7 +329,9 @@ def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
         names = [name for name in names if Path(name).suffix in READERS]
         if not names:
             raise InputError(f"{path!r} is or holds no file of rows ({', '.join(READERS)})")
-        if ordered and names != sorted(names, key=_padded):
+        # With zeros before numbers, "shard-2" comes before "shard-10".
+        by_number = sorted(names, key=lambda n: re.sub(r"\d+", lambda m: m[0].zfill(20), n))
+        if ordered and names != by_number:
             raise InputError(
                 f"the files of the folder {path!r} are sorted by name, which is another order than "
                 "that of their numbers, and labels are matched to rows by position; pass the files "
@@ -337,11 +339,6 @@ def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
             )
         files += names
     return files
-
-
-def _padded(name: str) -> str:
-    """Pad the numbers in a name with zeros, so that "shard-2" comes before "shard-10"."""
-    return re.sub(r"\d+", lambda match: match[0].zfill(20), name)
 
 
 def row_options(args: argparse.Namespace, paths: Sequence[str]) -> tuple[Reader, str | None]:

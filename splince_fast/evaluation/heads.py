@@ -26,7 +26,6 @@ from splince_fast.labels import ClassName, Columns, encode_one, names_array
 from splince_fast.labels.containers import check_index
 
 ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
-RULES = ("worst_group", "accuracy")
 # Smallest number of validation rows per cell. If a cell has fewer, alpha is selected by
 # cross-validation on the training rows instead.
 MIN_CELL = 5
@@ -152,16 +151,12 @@ def decide(scores: Float) -> Codes:
     return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
 
 
-def select_best(scores: Sequence[Mapping[str, float]], alphas: Sequence[float], rule: str) -> int:
-    """Return the index of the best scores; `rule` names the metric that is compared first."""
-    # Without cells, accuracy takes the place of the worst group. Ties go to the larger alpha.
-
-    def sort_key(j: int) -> tuple[float, ...]:
-        accuracy = scores[j]["accuracy"]
-        pair = (scores[j].get("worst_group", accuracy), accuracy)
-        return (*(pair[::-1] if rule == "accuracy" else pair), alphas[j])
-
-    return max(range(len(scores)), key=sort_key)
+def select_best(scores: Sequence[Mapping[str, float]], alphas: Sequence[float]) -> int:
+    """Return the index of the best worst group, then accuracy, then the larger alpha."""
+    # Without cells, accuracy takes the place of the worst group.
+    accuracies = [score["accuracy"] for score in scores]
+    worst = [score.get("worst_group", score["accuracy"]) for score in scores]
+    return max(range(len(scores)), key=lambda j: (worst[j], accuracies[j], alphas[j]))
 
 
 def ridge_path(rows: Float, target: Float, alphas: Sequence[float]) -> list[Head]:
@@ -200,9 +195,3 @@ def check_alphas(alphas: Any) -> tuple[float, ...]:
             "there are the head 'unregularised' of compare, and fit_head"
         )
     return tuple(sorted({float(alpha) for alpha in alphas}, reverse=True))
-
-
-def check_rule(rule: object) -> None:
-    """Raise InputError unless `rule` is one of RULES."""
-    if rule not in RULES:
-        raise InputError(f"the rule of selection is {rule!r}; choose 'worst_group' or 'accuracy'")

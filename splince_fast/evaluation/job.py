@@ -45,7 +45,7 @@ from splince_fast.moments import Moments
 # An erased feature counts as constant if its standard deviation is below this fraction of the root
 # mean variance of the unerased features.
 ROUNDING = 2.0**-32
-_SELECTION = {rule: OF_CLASSES[rule] for rule in heads.RULES}  # metrics that select alpha
+_SELECTION = {key: OF_CLASSES[key] for key in ("worst_group", "accuracy")}  # they select alpha
 
 
 class ErasedRows(NamedTuple):
@@ -213,7 +213,7 @@ class Job:
             )
         else:
             scored = [scores(_SELECTION, validation.codes, y_pred) for y_pred in predictions]
-        return fits, heads.select_best(scored, alphas, self.plan.select), notes
+        return fits, heads.select_best(scored, alphas), notes
 
     def _fit(self, rows: ErasedRows, alphas: Sequence[float], **options: Any) -> list[Head]:
         """Fit linear heads, whose classes are codes, on the training rows, one per alpha."""

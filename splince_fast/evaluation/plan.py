@@ -35,7 +35,7 @@ from splince_fast.evaluation.erasers import (
     SplitPart,
     named_components,
 )
-from splince_fast.evaluation.heads import check_alphas, check_rule
+from splince_fast.evaluation.heads import check_alphas
 from splince_fast.evaluation.metrics import Metric, check_metrics
 from splince_fast.evaluation.probes import check_probes
 from splince_fast.evaluation.records import PartLabels
@@ -65,7 +65,6 @@ class ComparisonPlan:
     protocol: Protocol | None
     sizes: Sizes | None
     alphas: tuple[float, ...]
-    select: str
     probes: tuple[Component, ...]
     metrics: dict[str, Metric]  # custom metrics
     test: NDArray[np.int8] | None  # part of each row: 0 training, 1 validation, 2 test, -1 none
@@ -141,7 +140,7 @@ class ComparisonPlan:
 def make_plan(
     X: object, *, task: object, concept: object, groups: object, erasers: object, heads: object,
     association: object, aligned_class: object, sizes: object, n_seeds: int,
-    random_state: int, alphas: object, select: str, leakage: object, metrics: object,
+    random_state: int, alphas: object, leakage: object, metrics: object,
     test: object,
 ) -> ComparisonPlan:  # fmt: skip
     """Validate and encode the arguments of :func:`splince_fast.evaluation.compare`."""
@@ -162,7 +161,6 @@ def make_plan(
     if test is not None and (association is not None or n_seeds != 1):
         raise InputError("test= is one fixed split; pass n_seeds=1 with it, and no association=")
     parts = None if test is None else _encode_parts(test, n)
-    check_rule(select)
     quantity = next((name for name, c in concepts.items() if isinstance(c, Columns)), "")
     probes = check_probes(leakage, "leakage", quantity)
     others = " or ".join(probe.name for probe in probes if probe.spec != "linear")
@@ -179,7 +177,7 @@ def make_plan(
         heads=named_components(heads, HEADS, "head"), levels=levels,
         seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
         protocol=protocol, sizes=sizes,
-        alphas=check_alphas(alphas), select=select, probes=probes,
+        alphas=check_alphas(alphas), probes=probes,
         metrics=check_metrics(metrics), test=parts,
         fingerprint=fingerprint(rows, {"": y, **concepts}, group_codes, parts),
         notes=(note,) if quantity and others else (),

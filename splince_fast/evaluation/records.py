@@ -23,7 +23,7 @@ RecordId = tuple[int, float | None, str, str]  # seed, level, eraser and head
 # Reserved names of heads: of the record of an eraser itself, and of the rows of the long format
 # that hold the values at one alpha.
 ERASER_ROW, PATH = "", "alphas"
-_FORMAT = 4  # version of the file format of a comparison
+_FORMAT = 5  # version of the file format of a comparison
 _FILE = "cells.jsonl"  # file name of the journal
 
 
@@ -104,7 +104,6 @@ class Context:
     sizes: tuple[int, int, int]  # training, validation and test rows of the first split
     aligned_class: str
     alphas: tuple[float, ...]
-    select: str
     probes: tuple[str, ...]
     concepts: tuple[str, ...]
     cells: tuple[str, ...]

@@ -82,7 +82,7 @@ def settings(result: Measurements) -> list[tuple[str, str]]:
         ("seeds", ", ".join(map(str, c.seeds))),
         ("erasers", ", ".join(c.erasers)),
         ("heads", ", ".join(c.heads)),
-        ("alphas", ", ".join(f"{alpha:g}" for alpha in c.alphas) + f"; selected by {c.select}"),
+        ("alphas", ", ".join(f"{alpha:g}" for alpha in c.alphas)),
         ("probes", ", ".join(c.probes) or "none"),
         ("data fingerprint", c.fingerprint),
         ("splince_fast", library_version()),

@@ -30,7 +30,7 @@ from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import ClassCodes
 
 JobId = tuple[int, float | None]  # seed and level
-_LAYOUT = 5  # version of the record layout; records of another version are computed again
+_LAYOUT = 6  # version of the record layout; records of another version are computed again
 # A note is added where the lowest of the cells may lie this far from its accuracy by chance.
 _NOISY_MINIMUM = 0.1
 
@@ -49,7 +49,6 @@ def compare(
     n_seeds: int = 5,
     random_state: int = 0,
     alphas: Sequence[float] = ALPHAS,
-    select: str = "worst_group",
     leakage: object = ("linear",),
     metrics: Mapping[str, object] | None = None,
     test: object = None,
@@ -93,9 +92,8 @@ def compare(
     n_seeds, random_state : int
         The seeds are random_state, random_state + 1, ...
     alphas : sequence of float
-        Candidate penalties of the head "retrained". The result has its metrics at every alpha.
-    select : {"worst_group", "accuracy"}
-        Validation score that selects alpha; for a quantity it is the mean squared error.
+        Candidate penalties of the head "retrained"; the best worst group of the validation rows,
+        or mean squared error of a quantity, selects one. The result has its metrics at each.
     leakage : sequence or mapping
         Probes for the concept: "linear", or classifiers, whose metrics are named after them, such
         as "MLPClassifier_accuracy". A quantity has only "linear".
@@ -139,7 +137,7 @@ def compare(
     plan = make_plan(
         X, task=task, concept=concept, groups=groups, erasers=erasers, heads=heads,
         association=association, aligned_class=aligned_class, sizes=sizes, n_seeds=n_seeds,
-        random_state=random_state, alphas=alphas, select=select, leakage=leakage, metrics=metrics,
+        random_state=random_state, alphas=alphas, leakage=leakage, metrics=metrics,
         test=test,
     )  # fmt: skip
     if n_jobs is not None and (not is_integer(n_jobs) or n_jobs == 0):
@@ -179,7 +177,7 @@ def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId,
         used = [eraser, head, *(() if is_head else plan.probes)]
         settings = (
             _LAYOUT, plan.fingerprint, library_version(), seed, p, split.sizes, split.aligned_class,
-            [(c.name, c.role) for c in used], (plan.alphas, plan.select) if is_head else (),
+            [(c.name, c.role) for c in used], plan.alphas if is_head else (),
         )  # fmt: skip
         key = hashlib.sha256(repr(settings).encode()).hexdigest()[:20]
         known = all(c.role for c in used) and not (is_head and plan.metrics)
@@ -238,7 +236,7 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
         n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
         heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
         sizes=first.sizes, aligned_class="" if aligned is None else str(aligned),
-        alphas=plan.alphas, select=plan.select, probes=tuple(probe.name for probe in plan.probes),
+        alphas=plan.alphas, probes=tuple(probe.name for probe in plan.probes),
         concepts=tuple(plan.concepts),
         cells=() if plan.cells is None else texts_of(plan.cells.classes),
         fingerprint=plan.fingerprint, notes=tuple(notes),

@@ -206,31 +206,26 @@ def test_options_of_the_moments_reach_them(here: Path, cli: Cli) -> None:
     assert (report_of("e").sampling, report_of("e").held_out) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("option", "left"),
-    [("--on-infeasible drop", "(up to rounding)"), ("--max-amplification 1", "above 1")],
-)
-def test_a_warning_takes_one_line(
-    here: Path, capsys: pytest.CaptureFixture[str], option: str, left: str
-) -> None:
-    line = f"fit X.npy --labels gender.npy --labels same.npy --erase gender --keep same {option}"
-    assert main([*line.split(), "-o", "e"]) == 0
-    out, err = capsys.readouterr()
-    assert err.startswith("splince-fast: warning: 1 of 1 direction(s) of 'same' were dropped")
-    assert left in err
-    assert err.count("\n") == 1
-    assert "dropped" in out
-
-
-def test_a_warning_of_every_block_is_told_once(
+def test_a_warning_takes_one_line_and_is_told_once(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     n = 9000  # three blocks
     np.save("long.npy", np.random.default_rng(0).normal(size=(n, 2)))
     np.save("number.npy", np.arange(n) % 1500)
-    line = "fit long.npy --labels number.npy --erase number --method leace -o e"
-    assert main(line.split()) == 0
-    assert capsys.readouterr().err.count("variable 'number' holds integers, read as classes") == 1
+    same = "fit X.npy --labels gender.npy --labels same.npy --erase gender --keep same"
+    number = "fit long.npy --labels number.npy --erase number --method leace"
+    dropped = "1 of 1 direction(s) of 'same' were dropped"
+    for line, text, left in (
+        (f"{same} --on-infeasible drop", dropped, "(up to rounding)"),
+        (f"{same} --max-amplification 1", dropped, "above 1"),
+        (number, "variable 'number' holds integers, read as classes", "--kind number="),
+    ):
+        assert main([*line.split(), "--force", "-o", "e"]) == 0
+        out, err = capsys.readouterr()
+        assert err.startswith(f"splince-fast: warning: {text}")
+        assert err.count(text) == 1
+        assert left in err
+        assert text is not dropped or (err.count("\n"), "dropped" in out) == (1, True)
 
 
 def test_parquet_files_of_embeddings_or_of_labels(here: Path, cli: Cli, pa: Any, pq: Any) -> None:

@@ -315,7 +315,6 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"leakage": {"class": GaussianNB()}}, InputError, "as a metric is"),
     ({"leakage": {"probe": GaussianNB()}}, InputError, "as a metric is"),
     ({"leakage": {"a[b]": GaussianNB()}}, InputError, "as a metric is"),
-    ({"select": "gap"}, InputError, "rule"),
     ({"n_seeds": 0}, InputError, "n_seeds"),
     ({"n_seeds": 2, "test": y == 0}, InputError, "n_seeds"),
     ({"n_seeds": 1, "test": y > 2}, InputError, "no test rows"),

@@ -215,27 +215,21 @@ def test_the_p_value_of_the_reasons_is_the_corrected_one(plain: Comparison) -> N
                for text in found.decision().reasons)  # fmt: skip
 
 
-def test_partial_erasers_are_never_chosen(plain: Comparison) -> None:
-    best = constant(plain, none=0.3, SAL=0.9, LEACE=0.5)
-    assert best.decision().eraser == "SAL"
-    partial = with_values(best, "SAL", residual=0.5)
-    assert partial.decision().eraser == "LEACE"
-    assert "remains after it: SAL" in partial.decision().reasons[-1]
-    alone = with_values(partial, "LEACE", residual=0.5)
-    assert alone.decision().eraser is None
-    assert "of the covariance with the concept remains" in alone.decision().sentence
-
-
-def test_an_eraser_is_partial_at_the_level_that_is_decided() -> None:
+def test_partial_erasers_are_never_chosen() -> None:
+    """An eraser is partial at the level that is decided."""
     found = run(
         *data(900), n_seeds=3, erasers=("none", "SAL", "LEACE"), association=(0.5, 0.9),
         heads=("retrained",),
     )  # fmt: skip
-    high = changed(found, {e: dict.fromkeys(range(3), 0.9 if e == "LEACE" else 0.5)
-                           for e in ("none", "SAL", "LEACE")})  # fmt: skip
+    level = {"none": 0.5, "SAL": 0.5, "LEACE": 0.9}
+    high = changed(found, {e: dict.fromkeys(range(3), v) for e, v in level.items()})
     result = with_values(high, "LEACE", p=0.5, residual=0.5)
     assert result.decision(p=0.9).eraser == "LEACE"
     assert result.decision(p=0.5).eraser == "SAL"
+    assert "remains after it: LEACE" in result.decision(p=0.5).reasons[-1]
+    alone = with_values(result, "SAL", p=0.5, residual=0.5).decision(p=0.5)
+    assert alone.eraser is None
+    assert "of the covariance with the concept remains" in alone.sentence
 
 
 def test_a_worst_group_of_few_rows_is_marked_and_decides_nothing(plain: Comparison) -> None:

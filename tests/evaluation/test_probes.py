@@ -180,31 +180,27 @@ def test_equal_rows_are_at_chance_though_their_mean_is_rounded(concept: str) -> 
         assert ev.leakage(X, z + 0.5, probes=("linear",))["linear"].r2 == 0.0
 
 
-def test_arguments_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match="no probe 'svm'"):
-        ev.leakage(np.eye(4), [0, 1, 0, 1], probes=("svm",))
-    for random_state in (-1, None, 1 << 32):
-        with pytest.raises(InputError, match="random_state is"):
-            ev.leakage(np.eye(4), [0, 1, 0, 1], random_state=random_state)
-
-
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-@pytest.mark.parametrize("concept", ["classes", "quantity"])
-def test_rows_with_nan_are_refused_and_are_not_at_chance(number: float, concept: str) -> None:
-    X, z = rows(0, 2)
-    X[17, 3] = number
-    column = z if concept == "classes" else z + 0.5
-    with pytest.raises(NonFiniteError, match=r"X_fresh contains NaN.*row 17"):
-        ev.leakage(X, column, probes=("linear",))
-
-
-def test_labels_and_groups_in_another_order_than_the_rows_are_refused(pd: Any) -> None:
+def test_arguments_that_allow_no_probe_are_refused(pd: Any) -> None:
+    """Rows with NaN are not at chance; labels and groups are in the order of the rows."""
     X, z = rows(0, 2)
     frame = pd.DataFrame(X, index=np.arange(1000, 1300)).rename(columns=str)
     column = pd.Series(z, index=frame.index).iloc[::-1]
-    for labels, groups, name in ((column, None, "z_fresh"), (z, column, "groups")):
-        with pytest.raises(LabelError, match=f"{name} has the index of X in another order"):
-            ev.leakage(frame, labels, groups=groups, probes=("linear",))
+    bad = X.copy()
+    bad[17, 3] = np.nan
+    order = "has the index of X in another order"
+    for call, error, match in (
+        (lambda: ev.leakage(X, z, probes=("svm",)), InputError, "no probe 'svm'"),
+        *(
+            (lambda seed=seed: ev.leakage(X, z, random_state=seed), InputError, "random_state is")
+            for seed in (-1, None, 1 << 32)
+        ),
+        (lambda: ev.leakage(bad, z), NonFiniteError, "X_fresh contains NaN.*row 17"),
+        (lambda: ev.leakage(bad, z + 0.5), NonFiniteError, "X_fresh contains NaN.*row 17"),
+        (lambda: ev.leakage(frame, column), LabelError, f"z_fresh {order}"),
+        (lambda: ev.leakage(frame, z, groups=column), LabelError, f"groups {order}"),
+    ):
+        with pytest.raises(error, match=match):
+            call()
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])

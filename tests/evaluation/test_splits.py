@@ -28,7 +28,7 @@ def planned(X: Any, y: Any, z: Any, *, groups: Any, test: Any) -> ComparisonPlan
     return make_plan(
         X, task=y, concept=z, groups=groups, erasers="none", heads="frozen", association=None,
         aligned_class=None, sizes=None, n_seeds=1, random_state=0, alphas=(0.1,),
-        select="accuracy", leakage=(), metrics=None, test=test,
+        leakage=(), metrics=None, test=test,
     )  # fmt: skip
 
 
