@@ -413,8 +413,7 @@ class Collector:
 
     def _result(self) -> Collected:
         """Return the moments of all sites, and remove the sums."""
-        never_called = [name for name in self.modules if not self.calls[name]]
-        if never_called:
+        if never_called := [name for name in self.modules if not self.calls[name]]:
             raise NeverCalledError(
                 f"the model ran on {self.n_batches} batches, but the sites {listed(never_called)} "
                 "never ran: other code reads their weights, or the batches take another path. "
@@ -462,23 +461,22 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
                 "mapping of names to labels"
             )
         return dict(columns)
-    keys = label_keys(labels)
+    keys, columns = label_keys(labels), batch
     if isinstance(batch, tuple | list) and len(batch) == 2:  # (inputs, labels)
-        batch = batch[1]
-        if len(keys) == 1 and not isinstance(batch, Mapping):
-            return {keys[0]: batch}
-    if keys and not isinstance(batch, Mapping):
+        columns = batch[1]
+        if len(keys) == 1 and not isinstance(columns, Mapping):
+            columns = {keys[0]: columns}
+    if keys and not isinstance(columns, Mapping):
         raise LabelError(
             f"labels= names {listed(keys)}, but a batch, or the second entry of a pair, is "
-            f"{described_type(batch)}; pass mappings, pairs (inputs, labels) whose second entry is "
-            "a mapping or, for a single name, the labels, or a function of the batch"
+            f"{described_type(columns)}; pass mappings, pairs (inputs, labels) whose second entry "
+            "is a mapping or, for a single name, the labels, or a function of the batch"
         )
-    missing = [key for key in keys if key not in batch]
-    if missing:
+    if missing := [key for key in keys if key not in columns]:
         raise LabelError(
-            f"the batch has no labels {listed(missing)}; it has the keys {listed(batch)}"
+            f"the batch has no labels {listed(missing)}; it has the keys {listed(columns)}"
         )
-    return {key: batch[key] for key in keys}
+    return {key: columns[key] for key in keys}
 
 
 def label_array(values: Any) -> NDArray[Any]:

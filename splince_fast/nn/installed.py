@@ -125,10 +125,9 @@ def _hooks(module: Module, side: str) -> Any:
 
 
 class Installed:
-    """Handle of installed erasers, and context manager that removes the erasers at its end.
+    """Handle of installed erasers, and context manager, which may be entered again.
 
-    Made by :func:`install`. The end of the context calls :meth:`check`. The context may be entered
-    again, which installs the erasers again.
+    Made by :func:`install`. The end of the context calls :meth:`check` and :meth:`remove`.
 
     Parameters
     ----------
@@ -165,9 +164,9 @@ class Installed:
     @property
     def counts(self) -> dict[str, int]:
         """Number of calls of each site, compiled calls excluded."""
-        counts: dict[str, int] = {}
+        counts = dict.fromkeys((hook.name for _, hook in self._hooks), 0)
         for _, hook in self._hooks:
-            counts[hook.name] = counts.get(hook.name, 0) + hook.n_calls
+            counts[hook.name] += hook.n_calls
         return counts
 
     def _attach(self) -> None:

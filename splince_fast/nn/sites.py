@@ -286,11 +286,7 @@ def pick_rows(
 
 
 def replace_rows(
-    name: str,
-    value: object,
-    placement: Placement,
-    width: int,
-    function: Callable[[Tensor], Tensor],
+    name: str, value: object, placement: Placement, width: int, function: Callable[[Tensor], Tensor]
 ) -> Any:
     """Return a copy of an output or input of a module in which a function has mapped the rows."""
     rows, tensor, key = pick_rows(name, value, placement, width)

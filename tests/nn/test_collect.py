@@ -378,11 +378,7 @@ def test_collections_add_and_survive_a_file(tmp_path: Path) -> None:
     for error, match, call in (
         (sf.exceptions.IncompatibleMomentsError, "different sites or", lambda: whole + other),
         (InputError, "only to a Collected", lambda: whole + whole[SITE]),
-        (
-            sf.exceptions.FileFormatError,
-            "collected",
-            lambda: snn.Erasers.load(file),
-        ),
+        (sf.exceptions.FileFormatError, "collected", lambda: snn.Erasers.load(file)),
         (KeyError, "the sites are", lambda: whole["model.norm"]),
     ):
         with pytest.raises(error, match=match):

@@ -316,27 +316,13 @@ def test_weights_that_other_code_reads_or_that_overflow_are_refused() -> None:
         refused("overflows, or other code reads it", model, {"0": p}, {"0": "1"}, example=x)
 
 
-class Packed8(torch.Tensor):
-    """Integers with a scale that pass for floats, as torchao's weights do."""
-
-    @staticmethod
-    def __new__(cls, values: torch.Tensor, scale: float) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=torch.float32)
-
-    def __init__(self, values: torch.Tensor, scale: float) -> None:
-        self.values, self.scale = values, scale
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].values, args[0].scale)
-        plain = [a.values.float() * a.scale if isinstance(a, cls) else a for a in args]
-        return func(*plain, **(kwargs or {}))
+class Packed(torch.Tensor):
+    """A tensor that passes for floats, as torchao's weights do."""
 
 
 def packed(linear: Any) -> Any:
-    values = torch.randint(-100, 100, (16, 16), dtype=torch.int8)
-    linear.weight = torch.nn.Parameter(Packed8(values, 0.01), requires_grad=False)
+    linear.weight = torch.nn.Parameter(linear.weight.detach().as_subclass(Packed))
+    assert type(linear.weight) is Packed
     return linear
 
 

