@@ -232,7 +232,7 @@ def test_sparse_rows_of_a_full_covariance_are_refused_with_the_ways_out() -> Non
     with pytest.raises(InputError, match=r"covariance_type='diag'.*TruncatedSVD.*toarray"):
         sf.Moments().update(csr, labels)
     eraser = sf.leace(sf.Moments(**DIAG).update(csr, labels), erase="z")
-    with pytest.raises(InputError, match=r"fold_into.*eraser\.right"):
+    with pytest.raises(InputError, match=r"toarray.*fold_into"):
         eraser(csr)
     # And the ways out are ways: a linear head on the rows as they are.
     head = np.random.default_rng(0).normal(size=(2, 24))

@@ -52,7 +52,7 @@ def test_classes_of_folds_are_sorted_by_value_whatever_the_order_of_the_labels(
             assert moments.classes("number") == tuple(range(12))
             assert moments.classes("z") == ("a", "b", "c")
             counts = [list(moments.class_counts(name).values()) for name in ("z", "y")]
-            cells = moments._accumulator.label_products.cells["y", "z"].T
+            cells = moments._flushed().label_products.cells["y", "z"].T
             assert [cells.sum(axis=1).tolist(), cells.sum(axis=0).tolist()] == counts
 
 

@@ -504,7 +504,7 @@ def test_states_that_do_not_combine_are_refused(case: str, by: str | None) -> No
     assert (first + first.copy()).n_rows == 2 * N  # control
     if parameters and case != "classes":
         for some in (second, second.factored()):
-            with pytest.raises(InputError, match=f"{text}.* for a test"):
+            with pytest.raises(InputError, match=f"chance level.*{text}"):
                 sf.concept_strength(some, "z")
 
 
