@@ -897,7 +897,7 @@ MISTAKES = {
         ("X.npy -o out.npy --in-place", "not allowed with"),
     ),
     "apply": (
-        ("absent X.npy -o out.npy", "there is no file absent"),
+        ("absent X.npy -o out.npy", "there is no file 'absent'"),
         ("X.npy X.npy -o out.npy", "not a safetensors file"),
         ("moments X.npy -o out.npy", "'moments'"),
     ),

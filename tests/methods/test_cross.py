@@ -272,7 +272,7 @@ def test_groups_stay_in_one_fold() -> None:
     assert list(named.moments_.variables) == ["groups"]
     for estimator, groups, error, text in (
         (eraser, np.linspace(0, 1, 600), errors.LabelError, "groups"),
-        (eraser, twice[:5], errors.InputError, "groups has 5 rows"),
+        (eraser, twice[:5], errors.InputError, "'groups' has 5 labels"),
         (sf.LEACE(), z, errors.InputError, "leave groups out"),  # there are no folds
     ):
         with pytest.raises(error, match=text):
