@@ -299,7 +299,7 @@ def _classes_of(classes: dict[ClassName, Moments], keep: Selection | None) -> _C
         fractions, np.stack([part.mean for part in parts]),
         np.where(within > 0, within, np.where(deviations > 0, deviations, 1.0)), deviations,
         np.stack([s * inverse[:, None] * inverse for s in covariances]), np.stack(crosses),
-        max(part._state().unit_roundoff for part in parts),
+        max(part._state().second.unit_roundoff for part in parts),
     )  # fmt: skip
 
 
