@@ -266,7 +266,7 @@ def _classes_of(
         np.stack([part.mean for part in parts]),
         np.where(within > 0, within, np.where(deviations > 0, deviations, 1.0)), deviations,
         covariances, np.tensordot(fractions, covariances, 1), np.stack(crosses),
-        max(part._state().unit_roundoff for part in parts),
+        max(part._state().second.unit_roundoff for part in parts),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.row_kernels import Assignment, Change, add
 from splince_fast._runtime import threads
-from splince_fast._runtime.rows import Rows, SparseRows, eps_of
+from splince_fast._runtime.rows import Rows, SparseRows
 from splince_fast.exceptions import InputError, NotEnoughDataError
 from splince_fast.labels import ClassName, Encoded, VariableName
 from splince_fast.moments.block import (
@@ -34,11 +34,10 @@ from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatters import Diagonal, Sampled, sum_variances
 from splince_fast.moments.state import Scatter, State, not_added
 from splince_fast.moments.variables import (
-    KIND_OF_COLUMN,
     ClassSums,
     LabelTable,
     Variable,
-    contradiction,
+    encode_column,
     look_up,
 )
 
@@ -201,16 +200,12 @@ class Accumulator:
         labels: dict[VariableName, Labels] = {}
         variables = self.variables
         for name, column in encoded.items():
-            kind, existing = KIND_OF_COLUMN[type(column)], variables.get(name)
-            variable: Any = existing if type(existing) is kind else kind.new(width, column)
-            codes, named = variable.encode(column, name)
-            if codes is None:
-                continue
-            if existing is not None and existing is not variable:
-                raise contradiction(name, existing.kind, kind.kind)
-            labels[name] = codes
-            if named is not existing:
-                variables = {**variables, name: named}
+            existing = variables.get(name)
+            codes, named = encode_column(existing, width, column, name)
+            if codes is not None:
+                labels[name] = codes
+                if named is not existing:
+                    variables = {**variables, name: named}
         weight = None if weight is None else np.ascontiguousarray(weight)
         block = Block(n, rows.array, weight, labels, index)
         state = self.state or self._empty_state(width)
@@ -253,13 +248,10 @@ class Accumulator:
             if codes[name] < 0:
                 return False
         # Read the buffer only now: user code in the access to the labels may have changed it.
-        parameters, buffer, state = self.parameters, self.buffer, self.state
+        parameters, buffer = self.parameters, self.buffer
         if buffer is None or parameters.joint or not parameters.kinds.keys() <= codes.keys():
             return False
-        changes: list[Change] = []
-        if state is not None and X.dtype != buffer.rows.dtype:
-            changes = [Assignment(state, {"row_eps": max(state.row_eps, eps_of(X.dtype))})]
-        return buffer.append_row(X, codes, changes)
+        return buffer.append_row(X, codes)
 
     def _empty_state(self, width: int) -> State:
         parameters = self.parameters
@@ -300,8 +292,7 @@ class Accumulator:
 
     def merge_pending(self) -> None:
         """Merge all buffered rows into the sums, those of a sample included."""
-        if self.buffer is not None and self.buffer.filled:
-            self.flush()
+        self.flush()
         if self.state is not None and self.parameters.subsample < 1:
             cast(Sampled, self.state.second).sample.flush()
 
@@ -371,16 +362,18 @@ class Accumulator:
     def without(self, part: Accumulator) -> Accumulator:
         """Return a copy from which the rows of `part` are removed. Both buffers must be empty."""
         result = self.copy()
-        theirs, state = part.state, result.state
-        if theirs is None:
+        theirs = part.state
+        if theirs is None or not theirs.n_rows:
             return result
-        if state is None:
-            if theirs.n_rows:
-                raise not_added("cannot remove rows from empty moments")
-            return result
+        state = result.state or self._empty_state(theirs.width)
         offset = theirs.reference - state.reference
         variables = merged_variables(result.variables, part.variables, offset, -1)
-        constant, rounding = state.remove(theirs)
+        if theirs.n_rows == state.n_rows:
+            state.check_same_rows(theirs)
+            state = result.state = self._empty_state(theirs.width)
+            constant, rounding = np.empty(0, np.intp), np.empty(0)
+        else:
+            constant, rounding = state.remove(theirs)
         for name, variable in variables.items():
             if variable.n_rows > state.n_rows:
                 raise not_added(
@@ -419,16 +412,12 @@ class Accumulator:
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
         """Reorder the classes of a variable as in `order`, which may include new classes."""
         if self.state is not None:
-            old = cast(ClassSums, self.variables.get(name, ClassSums.empty(self.state.width)))
-            variables = {**self.variables, name: old.in_order(order)}
+            width = self.state.width
+            old = self.variables.get(name, ClassSums.empty(width))
+            ordered = ClassSums.empty(width, order).merged(old, np.zeros(width), 1, name)
+            variables = {**self.variables, name: ordered}
             table = LabelTable().merged(self.label_products, 1, variables, self.variables)
             add([Assignment(self, {"variables": variables, "label_products": table})])
-
-    def restore(self, buffered: Block) -> None:
-        """Replace the buffer by rows whose labels are encoded with the registered classes."""
-        width, dtype = buffered.rows.shape[1], buffered.rows.dtype
-        self.buffer = Buffer(self.parameters.capacity(width, dtype.itemsize), width, dtype)
-        add(self.buffer.appended(buffered, 0))
 
 
 def _joined(label_sums: list[LabelSums], n: int) -> tuple[NDArray[np.intp], Float, Float]:

@@ -62,7 +62,6 @@ _LARGEST_SQUARES, _LARGEST_SHIFT = 1e280, 1e140
 _MOST_SEGMENTS = 7
 # Least number of columns per task, a multiple of 16.
 _LEAST_COLUMNS = 192
-_FLOAT32 = np.dtype(np.float32)
 # A row with a sum of squares of at most this is finite, and valid in float32 and float64.
 _LARGEST_ROW = 1e38
 
@@ -140,8 +139,6 @@ class Centred:
         """Centre the rows of a block, where each thread centres a range of columns."""
         n, d = block.n, self.shifted.shape[1]
         out = self.shifted = self.shifted[: buffer_rows(n)]
-        if len(out) < n:
-            raise RuntimeError("the work memory is too small for the block")
 
         def work(first: int, last: int) -> None:
             row_kernels.centre_columns(block, _ROTATIONS, out, first, last)
@@ -183,13 +180,6 @@ class Gram:
         self.product = self._product.T
         return self
 
-    @staticmethod
-    def is_used_for(block_rows: int, width: int, dtype: np.dtype[np.generic]) -> bool:
-        """Return whether this class, and not BLAS, multiplies blocks of this shape and dtype."""
-        # BLAS adds float64 products to the state, without memory for a product that would be larger
-        # than a block.
-        return row_kernels.wide() and (dtype == np.float32 or width <= block_rows)
-
     def reduce(self, block: row_kernels.Block) -> None:
         """Centre a block and multiply it by itself, chunk by chunk; threads share the work."""
         n, d = block.n, self._width
@@ -220,7 +210,9 @@ class Workspace:
     def reserve(self, block_rows: int, width: int, dtype: np.dtype[np.generic]) -> None:
         numbers = buffer_rows(block_rows) * width + (dtype == np.float32) * width**2
         size, gram = -(-numbers * dtype.itemsize // 8), None
-        if Gram.is_used_for(block_rows, width, dtype):
+        # BLAS adds float64 products to the state, without memory for a product that would be larger
+        # than a block.
+        if row_kernels.wide() and (dtype == np.float32 or width <= block_rows):
             gram = Gram(block_rows, width, dtype)
             size = gram.size
         if self._memory.size < size:
@@ -228,7 +220,6 @@ class Workspace:
             self.capacities.clear()
         if gram is not None:
             self.grams[width, dtype] = gram.set_memory(self._memory)
-        self.capacities[width, dtype] = block_rows
 
     def centred(self, n: int, width: int, dtype: np.dtype[np.generic]) -> Centred:
         """Return the argument `memory` of `reduce_block` for n rows, if no `Gram` is used."""
@@ -314,18 +305,10 @@ def label_products(block: Block, values: Float, shift: Float) -> Float:
     return products
 
 
-def sum_block(
-    rows: NDArray[Any],
-    weight: Float | None,
-    shift: Float,
-    codes: Codes,
-    n_codes: int,
-    values: Float,
-    index: Codes | None = None,
-) -> BlockSums:
+def sum_block(given: Block, shift: Float, codes: Codes, n_codes: int, values: Float) -> BlockSums:
     """Return the sums of a block; raise the error of :func:`check_values` for invalid rows."""
-    given = Block(len(rows) if index is None else len(index), rows, weight, {}, index)
-    n, d, by_matrix = given.n, rows.shape[1], len(values) >= MATRIX_PRODUCT_FROM
+    n, rows, weight, index = given.n, given.rows, given.weight, given.index
+    d, by_matrix = rows.shape[1], len(values) >= MATRIX_PRODUCT_FROM
     columns = values[:0] if by_matrix else values
     segment = _segment_rows(n, d, n_codes + len(columns) + 2)
     n_segments, n_pieces = -(-n // segment), 1
@@ -431,19 +414,16 @@ class Buffer:
             labels[name][start:stop] = added
         return weight, labels
 
-    def append_row(
-        self, X: NDArray[np.generic], codes: Mapping[VariableName, int], changes: list[Change]
-    ) -> bool:
+    def append_row(self, X: NDArray[np.generic], codes: Mapping[VariableName, int]) -> bool:
         """Append a row X, (1, d), with a class code for every variable of the buffered rows."""
-        # `changes` are applied together with the append. False changes nothing: the row is not
-        # finite or has another shape or a wider dtype, completes a block, or the buffer is empty,
-        # holds weights or has other variables.
+        # False changes nothing: the row is not finite or has another shape or dtype, completes a
+        # block, or the buffer is empty, holds weights or has other variables.
         start, rows = self.filled, self.rows
         if (
             not 0 < start < len(rows) - 1
             or self._weight is not None
             or X.shape != (1, rows.shape[1])
-            or X.dtype not in (rows.dtype, _FLOAT32)
+            or X.dtype != rows.dtype
             or codes.keys() != self._labels.keys()
         ):
             return False
@@ -454,10 +434,7 @@ class Buffer:
                 return False
         for name, code in codes.items():
             self._labels[name][start] = code
-        if changes:
-            add([*changes, Assignment(self, {"filled": start + 1})])
-        else:
-            self.filled = start + 1
+        self.filled = start + 1
         return True
 
     def contents(self) -> Block:

@@ -33,17 +33,18 @@ whether the last part has the rows without a label; with folds, ``folds``, ``gro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 
+from splince_fast._kernels.row_kernels import add
 from splince_fast._runtime.files import Record, Tensors, check_tensors, read_feature_names
 from splince_fast._runtime.rows import check_values
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import names_from_json, names_to_json
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.block import Block
+from splince_fast.moments.block import Block, Buffer
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatters import Sampled
 from splince_fast.moments.split import Part, Split, accumulator_of
@@ -64,7 +65,7 @@ def to_tensors(moments: Part, *, packed: bool = False) -> Record:
     """Return named tensors and JSON metadata of moments, including buffered rows."""
     # With `packed`, for pickles, only the lower triangle of the scatter is stored.
     tensors, metadata = _record_of(moments, packed)
-    return tensors, {**metadata, "parameters": moments.parameters.as_arguments()}
+    return tensors, {**metadata, "parameters": asdict(moments.parameters)}
 
 
 def _record_of(moments: Part, packed: bool) -> Record:
@@ -116,7 +117,7 @@ def _sums_of(accumulator: Accumulator, packed: bool) -> Record:
                 tensors[f"staged.{i}"] = labels.astype(dtype, copy=False)
     metadata = {
         "width": state.width, "n_rows": state.n_rows, "row_eps": state.row_eps,
-        "float32_products": state.unit_roundoff > EPS64, "pairs": sorted(pairs),
+        "float32_products": state.second.unit_roundoff > EPS64, "pairs": sorted(pairs),
         "variables": [{"name": n, **variable.metadata()} for n, variable in variables.items()],
     }  # fmt: skip
     if isinstance(state.second, Sampled):
@@ -203,7 +204,7 @@ def _fill_sums(accumulator: Accumulator, tensors: Tensors, metadata: Mapping[str
         if variable.n_rows > state.n_rows:
             raise FileFormatError(f"{name!r} labels more rows than the state has")
     accumulator.label_products = LabelTable.read(
-        _part_of(tensors, "pairs."), metadata["pairs"], accumulator.variables
+        _part_of(tensors, "pairs."), metadata.get("pairs", ()), accumulator.variables
     )
     if isinstance(state.second, Sampled):
         squares = check_tensors(tensors, {"weights.squares": (np.float64, (1,), 0)})[0]
@@ -242,4 +243,5 @@ def _fill_buffer(accumulator: Accumulator, tensors: Tensors) -> None:
     for i, (name, variable) in enumerate(accumulator.variables.items()):
         if (labels := tensors.get(str(i))) is not None:
             block.labels[name] = variable.read_labels(labels, n, f"staged.{i}")
-    accumulator.restore(block)
+    accumulator.buffer = Buffer(accumulator.parameters.capacity(width, rows.itemsize), width, dtype)
+    add(accumulator.buffer.appended(block, 0))

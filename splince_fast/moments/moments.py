@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple, Self, cast, overload
 
 import numpy as np
@@ -44,7 +45,7 @@ from splince_fast.moments.split import Part, Split, accumulator_of
 from splince_fast.moments.state import State
 from splince_fast.moments.statistics import Factored, Statistics
 from splince_fast.moments.stream import accumulate
-from splince_fast.moments.variables import check_ddof, denominator
+from splince_fast.moments.variables import denominator
 
 Float = NDArray[np.float64]
 
@@ -154,7 +155,7 @@ class _Accumulation:
         return self._sums.parameters
 
     def _arguments(self) -> dict[str, Any]:
-        return self.parameters.as_arguments()
+        return asdict(self.parameters)
 
     @property
     def n_rows(self) -> int:
@@ -222,7 +223,8 @@ class _Accumulation:
         with self._lock:
             sums, options = self._accumulator, dict[str, Any]()
             plain = sample_weight is None and mask is None and type(X) is np.ndarray
-            if plain and X.shape[:1] == (1,) and sums.append_row(X, labels):
+            is_row = plain and X.shape[:1] == (1,)
+            if is_row and isinstance(sums, Accumulator) and sums.append_row(X, labels):
                 return self
             given = read_update(X, labels, sample_weight, mask, sums)
             owners: list[Part] = [sums]
@@ -257,11 +259,8 @@ class _Accumulation:
         """Return the state and the JSON object `stream` of a file."""
         tensors, metadata = files.read(path, cls._KIND, FORMAT)
         with files.consistent(path, "accumulate again"):
-            return cls._wrap(cls._from_tensors(tensors, metadata)), metadata["stream"]
-
-    @classmethod
-    def _from_tensors(cls, tensors: files.Tensors, metadata: Mapping[str, Any]) -> Part:
-        return from_tensors(tensors, metadata, folds=cls._KIND == "folds")
+            sums = from_tensors(tensors, metadata, folds=cls._KIND == "folds")
+            return cls._wrap(sums), metadata["stream"]
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
@@ -272,7 +271,7 @@ class _Accumulation:
             return {"tensors": copies, "metadata": metadata}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._own(self._from_tensors(state["tensors"], state["metadata"]), new_lock())
+        self._own(from_tensors(**state, folds=self._KIND == "folds"), new_lock())
 
 
 class Moments(_Accumulation):
@@ -296,10 +295,10 @@ class Moments(_Accumulation):
         with the tuple as its name: ``joint=[("gender", "race")]``.
     subsample : float in (0, 1]
         Fraction of the rows that are sampled to estimate the covariance of x. Sums per class, means
-        and variances are those of all rows. See the notes.
+        and variances are those of all rows.
     covariance_type : {"full", "diag"}
         With "diag", the variances alone replace the d x d scatter: O(d k) numbers for k label
-        columns. Rows may then be sparse. See the notes.
+        columns. Rows may then be sparse.
     random_state : int
         Seed of the sampled rows.
     by : str, optional
@@ -308,16 +307,10 @@ class Moments(_Accumulation):
 
     Notes
     -----
-    Any positive definite matrix in place of Cov(x) gives an eraser with the same constraints; the
-    matrix determines only how far the distortion exceeds the minimum. With "diag", this excess is
-    unknown unless ``refine=`` of a method reads the rows again. With ``subsample``, m sampled rows,
-    a fraction f of all, give for Gaussian x the mean excess ``(1 - f) p / (m - p - 2)``, with p = d
-    minus the rank of the erased and kept variables: 21 d rows give at most 5 percent. The report
-    states the excess; fewer than 4 d rows raise an error.
-
-    Products are computed in float32 for data of at most 32 bits, and added in float64. A row
-    without a label for one variable counts for x and for other variables. One thread at a time uses
-    an object; a second thread waits. See the page "Guarantees".
+    Constraints are exact with "diag" and ``subsample``, too; the distortion may exceed the minimum:
+    see the page "Fit data larger than memory". Products are computed in float32 for data of at most
+    32 bits, and added in float64. A row without a label for one variable counts for x and for other
+    variables. One thread at a time uses an object; a second thread waits.
 
     Examples
     --------
@@ -475,11 +468,13 @@ class Moments(_Accumulation):
         """Return a copy for ``0 + moments``, with which ``sum(parts)`` begins."""
         if isinstance(other, int) and other == 0:
             return self.copy()
-        raise _operand_error(other)
+        return self + cast(Moments, other)  # raises InputError
 
     def _check_compatible(self, other: object) -> None:
         if not isinstance(other, Moments):
-            raise _operand_error(other)
+            raise InputError(
+                f"moments can be combined with moments only, not with {type(other).__name__}"
+            )
         ours, theirs = self._accumulator, other._accumulator
         ours.parameters.check_compatible(theirs.parameters)
         if None not in (ours.width, theirs.width) and ours.width != theirs.width:
@@ -574,7 +569,6 @@ class Moments(_Accumulation):
         InputError
             The moments were made with ``covariance_type="diag"``.
         """
-        check_ddof(ddof)
         if self.parameters.is_diagonal:
             raise InputError(
                 "moments made with covariance_type='diag' do not store the d x d covariance; "
@@ -763,10 +757,6 @@ class Moments(_Accumulation):
         return cls._read_checkpoint(path)[0]
 
 
-def _operand_error(other: object) -> InputError:
-    return InputError(f"moments can be combined with moments only, not with {type(other).__name__}")
-
-
 class Folds(_Accumulation, Sequence[Moments]):
     """A sequence of moments, into which the rows of a stream are split.
 
@@ -820,8 +810,7 @@ class Folds(_Accumulation, Sequence[Moments]):
         self._folds = tuple(Moments._wrap(part, lock) for part in parts)
 
     def _arguments(self) -> dict[str, Any]:
-        groups = self._accumulator.groups
-        return {"folds": len(self), "groups": groups, **self.parameters.as_arguments()}
+        return {"folds": len(self), "groups": self._accumulator.groups, **super()._arguments()}
 
     def __len__(self) -> int:
         return len(self._folds)

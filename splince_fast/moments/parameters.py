@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from splince_fast._runtime.rows import check_block_rows, choose_block_rows
@@ -64,9 +64,6 @@ class Parameters:
     @property
     def is_diagonal(self) -> bool:
         return self.covariance_type == "diag"
-
-    def as_arguments(self) -> dict[str, Any]:
-        return asdict(self)
 
     def capacity(self, width: int, itemsize: int) -> int:
         """Return the number of rows per block, for rows of `width` numbers of `itemsize` bytes."""

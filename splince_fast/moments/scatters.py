@@ -1,7 +1,5 @@
 """Scatters without the d x d matrix of all rows: variances alone, or those and a sample's scatter.
 
-Rows may be dense or, for variances alone, sparse.
-
 A row is sampled if the hash of its position in the stream is below the fraction `subsample`. The
 matrix in place of Cov(x) is S + D, with S the covariance of the sampled rows. D is diagonal: where
 the variance of a feature in all rows exceeds that in the sample by more than the sampling error, it
@@ -133,10 +131,6 @@ class Sampled(Diagonal):
         squares = max(0.0, self.squares - other.squares) if remains else 0.0
         return [*changes, Assignment(self, {"sample": sample, "squares": squares})]
 
-    def reset(self) -> None:
-        Diagonal.reset(self)
-        self.sample, self.squares = self.sample.without(self.sample), 0.0
-
     def check_rows(self, state: State, shrunk: bool) -> None:
         """Raise NotEnoughDataError if the sample has fewer than 4 rows per feature that varies."""
         # With shrinkage, 2 rows are enough.
@@ -144,7 +138,7 @@ class Sampled(Diagonal):
         needed = 2 if shrunk else max(2, LEAST_ROWS * varying)
         if rows < needed:
             raise NotEnoughDataError(
-                f"the covariance of {self.width} features is estimated from {rows:,} sampled "
+                f"the covariance of {len(self.matrix)} features is estimated from {rows:,} sampled "
                 f"rows of {state.n_rows:,} (subsample={self.subsample:g}), and {needed:,} are "
                 f"needed: {LEAST_ROWS} for each feature that varies. Accumulate with a larger "
                 "subsample= (1 uses all rows), add rows, or pass shrinkage='oas'"
@@ -174,7 +168,7 @@ class Sampled(Diagonal):
         diagonal += np.where(difference > error, difference, 0.0)
         statistics = SampleStatistics(sample.n_rows, n_effective, sample.n_rows / state.n_rows)
         return FactorInput(
-            matrix, 1.0, sample.n_rows, n_effective, sample.unit_roundoff, statistics
+            matrix, 1.0, sample.n_rows, n_effective, sample.second.unit_roundoff, statistics
         )
 
 
@@ -211,7 +205,7 @@ def sum_variances(block: Block, codes: NDArray[np.intp], n_sums: int, values: Fl
     if not is_sparse(rows):
         head = block.slice(0, min(block.n, _HEAD))
         shift = sample_columns(head.rows, head.index, head.weight, 1)[0]
-        sums = sum_block(rows, weight, shift, codes, n_sums, values, block.index)
+        sums = sum_block(block, shift, codes, n_sums, values)
         squares = np.maximum(0.0, sums.squares - sums.total**2 / sums.weight_sum)
         return replace(sums, squares=squares)
     # Only stored entries are read, and columns are summed about 0; those whose mean is more than 16

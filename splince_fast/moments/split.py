@@ -25,7 +25,7 @@ from splince_fast.moments.accumulator import Accumulator, merged_variables
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import not_added
-from splince_fast.moments.variables import ClassSums, Variable, check_column
+from splince_fast.moments.variables import ClassSums, Variable, encode_column
 
 Float: TypeAlias = NDArray[np.float64]
 Index: TypeAlias = NDArray[np.intp]
@@ -44,7 +44,7 @@ class Split:
     # folds. `position` is the number of rows so far, those of weight zero included.
 
     def __init__(
-        self, parameters: Parameters, n_folds: Any = None, groups: Any = None, position: Any = 0
+        self, parameters: Parameters, n_folds: Any = None, groups: Any = None, position: int = 0
     ) -> None:
         self.parameters, self.n_folds, self.groups = parameters, n_folds, groups
         self.position = position
@@ -59,8 +59,6 @@ class Split:
             raise InputError(f"folds is {n_folds!r}; it must be an integer from 2 to {_MOST_FOLDS}")
         if groups is not None and not isinstance(groups, str):
             raise InputError(f"groups is {groups!r}; it must be the name of a variable")
-        if type(position) is not int or not 0 <= position < 1 << 63:
-            raise InputError(f"the position is {position!r}; it must be a number of rows")
         self.parts = {i: self.new_part() for i in range(int(n_folds))}
 
     def new_part(self) -> Part:
@@ -97,7 +95,7 @@ class Split:
         labels = {name: column for name, column in encoded.items() if name != self.groups}
         variables = self.variables  # their kinds and types are the same in all parts
         for name in labels.keys() & variables.keys():
-            check_column(variables[name], labels[name], name)
+            encode_column(variables[name], variables[name].width, labels[name], name)
         chosen = {keys[code]: np.flatnonzero(codes == code) for code in np.unique(codes).tolist()}
         # New parts are in the order of the rows' codes, for reproducible files.
         parts = self.parts | {k: self.new_part() for k in chosen if k not in self.parts}
@@ -154,10 +152,6 @@ class Split:
                 "matrix; pass a variable of fewer classes"
             )
         return keys, column.codes
-
-    def append_row(self, X: NDArray[np.generic], labels: object) -> bool:
-        """Return False: there is no fast path, and the caller must call `update`."""
-        return False
 
     @property
     def width(self) -> int | None:

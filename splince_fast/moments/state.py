@@ -1,25 +1,13 @@
 """Moments of x: weight sum, number of rows, mean and scatter.
 
 The scatter is sum w (x - m)(x - m)^T about the weighted mean m, or the diagonal of this matrix.
-For full precision, sums of x are sums of deviations from a point near the mean:
-
-    shift                  point about which a block is summed, near the mean of the block
-      |  residual          mean of the block - shift
-      v
-    mean of the block
-
-    reference              point about which the sums of the state are stored, near the mean m
-      |  offset            shift of a block, or reference of another state, - reference
-      v
-    shift
-
-The sum w (x - shift) of a block of weight W is W residual, and its sum about the reference is
-W (residual + offset). The deviation of the state is sum w (x - reference) = w (m - reference).
+For full precision, sums of x are sums of deviations from a point near the mean: those of a block
+from its shift, and those of a state from its reference. An offset is the shift of a block, or the
+reference of another state, minus the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -89,10 +77,6 @@ class Scatter:
             ) from error
 
     @property
-    def width(self) -> int:
-        return len(self.matrix)
-
-    @property
     def nbytes(self) -> int:
         return self.matrix.nbytes
 
@@ -139,10 +123,6 @@ class Scatter:
         self.matrix[features] = 0.0
         self.matrix.T[features] = 0.0
 
-    def reset(self) -> None:
-        self.matrix[...] = 0.0
-        self.unit_roundoff = EPS64
-
     def factor_input(self, state: State, names: tuple[str, ...] | None) -> FactorInput:
         """Return Cov(x), or an estimate of it; no rows may be buffered."""
         return FactorInput(
@@ -156,30 +136,22 @@ class Scatter:
 
             blas_kernels.mirror_lower(self.matrix)
             return {"scatter": self.matrix.T}
-        lower = np.empty(self.width * (self.width + 1) // 2)
-        for part, column in _columns(lower, self.matrix):
-            part[...] = column
-        return {"scatter.lower": lower}
+        return {"scatter.lower": self.matrix.T[_lower_triangle(len(self.matrix))]}
 
     def read(self, tensors: Tensors, width: int) -> None:
         if "scatter.lower" in tensors:
             layout: Layout = {"scatter.lower": (np.float64, (width * (width + 1) // 2,))}
             (lower,) = check_tensors(tensors, layout)
             self.matrix = Scatter.empty(width).matrix
-            for part, column in _columns(lower, self.matrix):
-                column[...] = part
+            self.matrix.T[_lower_triangle(width)] = lower
         else:
             (scatter,) = check_tensors(tensors, {"scatter": (np.float64, (width, width))})
             self.matrix = np.asfortranarray(scatter.T)
 
 
-def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:
-    """Yield two views of each column of the lower triangle, in the packed array and the matrix."""
-    start = 0
-    for j in range(len(matrix)):
-        column = matrix[j:, j]
-        yield packed[start : start + len(column)], column
-        start += len(column)
+def _lower_triangle(width: int) -> NDArray[np.bool_]:
+    """Return whether an entry of the transpose of a matrix is in the matrix's lower triangle."""
+    return ~np.tri(width, k=-1, dtype=bool)
 
 
 @dataclass(slots=True, eq=False)
@@ -216,10 +188,6 @@ class State:
     def mean_deviation(self) -> Float:
         """(d,): mean minus reference point; 0 without rows."""
         return np.asarray(self.deviation / self.weight if self.weight else self.deviation)
-
-    @property
-    def unit_roundoff(self) -> float:
-        return self.second.unit_roundoff
 
     @property
     def nbytes(self) -> int:
@@ -290,26 +258,15 @@ class State:
         return [*changes, Assignment(self, new)]
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
-        """Subtract the moments of a part of the rows, in place: the inverse of a merge."""
+        """Subtract the moments of fewer rows, in place: the inverse of a merge."""
         # Return the features, (c,), whose remaining variance does not exceed the rounding error of
         # that before the removal, which the caller makes constant unless their mean differs between
         # labels, and the rounding error of the mean, (d,). After an error the state is invalid.
-        none_constant = np.empty(0, np.intp), np.empty(0)
-        if part.n_rows > self.n_rows:
-            raise not_added(f"cannot remove {part.n_rows} rows from {self.n_rows} rows")
-        if part.n_rows == self.n_rows:
-            self._check_same_rows(part)
-            self.n_rows, self.weight, self.rounding_bound = 0, 0.0, 0.0
-            self.deviation = np.zeros(self.width)
-            self.second.reset()
-            return none_constant
-        if part.weight >= self.weight:
+        if part.n_rows > self.n_rows or part.weight >= self.weight:
             raise not_added(
                 f"cannot remove {part.n_rows} rows of weight {part.weight:g} from {self.n_rows} "
                 f"rows of weight {self.weight:g}"
             )
-        if not part.weight:
-            return none_constant
         squares = self.second.diagonal().copy()
         squares_bound, constant_bound, mean_bound = self._rounding_of_removal(part)
         had_bound = np.ndim(self.rounding_bound + part.rounding_bound) > 0
@@ -330,7 +287,7 @@ class State:
         np.maximum(diagonal, 0.0, out=diagonal)
         return constant, mean_bound
 
-    def _check_same_rows(self, part: State) -> None:
+    def check_same_rows(self, part: State) -> None:
         """Raise IncompatibleMomentsError unless a part with all rows has the same moments."""
         # Weights, means and variances are compared within their rounding errors.
         same = self.weight == part.weight
@@ -359,7 +316,7 @@ class State:
         squares = self.second.diagonal()
         abs_mean = np.abs(self.reference) + np.abs(self.deviation / self.weight)
         mean_term = self.weight * (64 * EPS64 * abs_mean) ** 2
-        roundoff = max(self.unit_roundoff, part.unit_roundoff)
+        roundoff = max(self.second.unit_roundoff, part.second.unit_roundoff)
         steps = 512 + 8 * self.n_rows**0.5
         # If the part was added, its errors are among those of the sum.
         lost = np.maximum(self.rounding_bound, part.rounding_bound)

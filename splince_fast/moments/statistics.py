@@ -242,13 +242,6 @@ class Factored:
 
     :meth:`splince_fast.Moments.factored` returns it; every method accepts it in place of moments.
 
-    Parameters
-    ----------
-    statistics : Statistics
-        Statistics to copy.
-    options : Options
-        Shrinkage and solver.
-
     Attributes
     ----------
     n_rows, weight, n_features, feature_names, variables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from splince_fast._runtime.files import as_path
 from splince_fast._runtime.lock import Deferred
@@ -14,17 +14,15 @@ from splince_fast._solve.options import is_number
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.sources.base import Block, Source, prefetched
 
-T = TypeVar("T")  # `splince_fast.Moments` or `Folds`, whose module imports this one
-
 
 def accumulate(
     source: Source,
-    empty: T,
+    empty: Any,  # `splince_fast.Moments` or `Folds`, whose module imports this one
     *,
     progress: bool | None,
     checkpoint: str | os.PathLike[str] | None,
     checkpoint_seconds: float,
-) -> T:
+) -> Any:
     """Add a source to `empty` and return the sum; see :meth:`splince_fast.Moments.from_blocks`."""
     if not is_number(checkpoint_seconds) or not checkpoint_seconds >= 0:
         raise InputError(
@@ -51,7 +49,7 @@ def accumulate(
                 error.add_note(f"the checkpoint could not be written either: {failure}")
             raise
     run.write()
-    return cast(T, run.target)
+    return run.target
 
 
 class Run:

@@ -2,17 +2,7 @@
 
 Sums of x are sums of deviations x - r from the reference point r of the state, for full precision
 if the data are far from 0. The sums are not divided by the weight sum, so that states are merged by
-addition. Every kind has these methods:
-
-==============  ====================================================================================
-encode          encoded labels of a column (None if all are missing), and the variable with the new
-                names of the column, which shares the sums; changes nothing
-label_sums      sums of the labels of a block, and the sums of x that they need
-add             changes that add the sums of a block, with sums of x - r
-merged          self + sign other, for a reference point of `other` that exceeds ours by `offset`
-make_constant   set the sums as if features were constant: the reference point + `mean_deviation`
-span            vectors that span the columns of Cov(x, z), ddof = 0, with z in standard units
-==============  ====================================================================================
+addition. Methods that both kinds have are described in `ClassSums`.
 """
 
 from __future__ import annotations
@@ -69,15 +59,21 @@ class _Sums:
     kind: ClassVar[str]
     TENSORS: ClassVar[Layout]
     LINEAR: ClassVar[tuple[str, ...]]  # attributes that are proportional to the weights
+    empty: ClassVar[Any]  # function of `width` and `names` that returns sums of zeros
 
     width: int
     names: tuple[Any, ...]  # of the classes or columns
 
-    def __post_init__(self) -> None:
-        self.n_columns = len(self.names)
+    @property
+    def n_columns(self) -> int:
+        return len(self.names)
 
-    def empty_like(self) -> Self:
-        return type(self).empty(self.width, self.names)  # type: ignore[attr-defined, no-any-return]
+    @classmethod
+    def new(cls, width: int, column: Any) -> Any:
+        return cls.empty(width, getattr(column, "columns", ()))
+
+    def empty_like(self) -> Any:
+        return self.empty(self.width, self.names)
 
     def copy(self) -> Self:
         return replace(self, **{name: copy(getattr(self, name)) for name in self.TENSORS})
@@ -106,11 +102,9 @@ class ClassSums(_Sums):
     weights: Float  # (k,): weight sum of each class
     sums: Float  # (k, d): sum w (x - r) of each class
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Cache for columns with the same classes: the classes of the last column, and the position
-        # of each class in the sums, followed by -1 for a missing label.
-        self._last_lookup: tuple[tuple[ClassName, ...], Codes] | None = None
+    # Cache for columns with the same classes: the classes of the last column, and the position of
+    # each class in the sums, followed by -1 for a missing label.
+    _last_lookup: tuple[tuple[ClassName, ...], Codes] | None = field(default=None, init=False)
 
     @classmethod
     def empty(cls, width: int, names: Iterable[ClassName] = ()) -> ClassSums:
@@ -121,11 +115,9 @@ class ClassSums(_Sums):
         # The dict is built on first use, since a column may declare many classes that never occur.
         return dict(zip(_keys(self.names), range(len(self.names)), strict=True))
 
-    @classmethod
-    def new(cls, width: int, column: ClassCodes) -> ClassSums:
-        return cls.empty(width)
-
     def encode(self, column: ClassCodes, name: object) -> tuple[Codes | None, ClassSums]:
+        """Return the encoded labels (None if all are missing), and the variable with new names."""
+        # This variable does not change; the new one shares its sums.
         classes, names = column.classes, self.names
         if not classes:
             return None, self
@@ -165,6 +157,7 @@ class ClassSums(_Sums):
         return self.position_by_key.get(class_key(column.item()), -1)
 
     def label_sums(self, labels: Codes, weight: Float | None) -> LabelSums:
+        """Return the sums of the labels of a block; they name the sums of x that `add` needs."""
         # Class sums only for classes that occur in `labels`; missing labels, -1, have none.
         codes, present, rows, weights, size = row_kernels.count_classes(
             labels, weight, len(self.names)
@@ -172,6 +165,7 @@ class ClassSums(_Sums):
         return LabelSums(codes, weights, np.empty((0, len(labels))), (present, rows, size))
 
     def add(self, sums: LabelSums, class_sums: Float, products: Float) -> list[Change]:
+        """Return the changes that add the sums of a block; `class_sums` are of x - r."""
         present, rows, size = sums.data
         new = self._padded(size) if size > len(self.rows) else (
             self.rows.copy(), self.weights.copy(), self.sums
@@ -182,6 +176,7 @@ class ClassSums(_Sums):
         return [Addition(new[2], class_sums, present), Assignment(self, attributes)]
 
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ClassSums:
+        """Return self + sign other; the reference point of `other` exceeds ours by `offset`."""
         refuse_other_kind(name, self, other)
         ours, theirs = self.names, other.names
         if ours and theirs and type(ours[0]) is not type(theirs[0]):
@@ -209,19 +204,18 @@ class ClassSums(_Sums):
 
     def _check_part(self, name: object) -> None:
         """Check the sums after a removal; set those of classes without rows to exactly 0."""
-        if (self.rows < 0).any():
-            worst = self.names[int(np.argmin(self.rows))]
-            raise not_added(f"cannot remove more rows of {name!r} = {worst!r} than were added")
         empty = self.rows == 0
-        if (self.weights[~empty] <= 0).any():
+        wrong = np.flatnonzero((self.rows < 0) | ~empty & (self.weights <= 0))
+        if len(wrong):
             raise not_added(
-                f"cannot remove these moments: rows of a class of {name!r} would remain without "
-                "weight"
+                f"cannot remove more rows or weight of {name!r} = {self.names[wrong[0]]!r} than "
+                "were added"
             )
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
 
     def make_constant(self, features: NDArray[np.intp], mean_deviation: Float) -> None:
+        """Set the sums as if features were constant: the reference point + `mean_deviation`."""
         self.sums[:, features] = np.outer(self.weights, mean_deviation[features])
 
     def positions_of(self, other: ClassSums) -> NDArray[np.intp] | slice:
@@ -229,11 +223,6 @@ class ClassSums(_Sums):
         if _same_names(self.names, other.names):
             return slice(None)
         return np.array([self.position_by_key[key] for key in _keys(other.names)], np.intp)
-
-    def in_order(self, names: Iterable[ClassName]) -> ClassSums:
-        """Return a copy with the classes `names`, in this order; they may include new classes."""
-        empty = self.empty(self.width, names)
-        return empty.merged(self, np.zeros(self.width), 1, "")
 
     @property
     def n_rows(self) -> int:
@@ -307,14 +296,10 @@ def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
     return zip(map(type, names), names, strict=True)
 
 
-def check_ddof(ddof: object) -> None:
-    if not is_number(ddof) or not np.isfinite(float(ddof)):
-        raise InputError(f"ddof is {ddof!r}; it must be a finite number, such as 0 or 1")
-
-
 def denominator(weight: float, ddof: float, covariance: str) -> float:
     """Return weight - ddof; raise NotEnoughDataError unless it is positive."""
-    check_ddof(ddof)
+    if not is_number(ddof) or not np.isfinite(float(ddof)):
+        raise InputError(f"ddof is {ddof!r}; it must be a finite number, such as 0 or 1")
     if weight - ddof <= 0:
         raise NotEnoughDataError(
             f"the {covariance} needs a total weight above ddof = {ddof:g}, and its rows have "
@@ -363,15 +348,11 @@ class ColumnSums(_Sums):
         return cls(width, names, 0, 0.0, np.zeros(k), np.zeros(width), np.zeros(k),
                    np.zeros((k, width)), np.zeros((k, k)))  # fmt: skip
 
-    @classmethod
-    def new(cls, width: int, column: Columns) -> ColumnSums:
-        return cls.empty(width, column.columns)
-
     def encode(self, column: Columns, name: object) -> tuple[Float | None, ColumnSums]:
         if column.present is not None and not column.present.any():
             return None, self
         names, values = tuple(column.columns), column.values
-        unnamed = self.unnamed
+        unnamed = _unnamed(self.names)
         if len(names) != self.n_columns or not (names == self.names or unnamed or _unnamed(names)):
             raise LabelError(
                 f"the variable {name!r} had the columns {list(self.names)} in earlier blocks and "
@@ -432,51 +413,42 @@ class ColumnSums(_Sums):
 
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
-        self._refuse_other_columns(other, sign, name)
-        names = other.names if self.unnamed else self.names
+        self._refuse_other_columns(other, name)
+        names = other.names if _unnamed(self.names) else self.names
         if self.n_rows == other.n_rows and sign < 0:
             return self.empty(self.width, names)
+        if sign < 0 and (other.n_rows > self.n_rows or other.weight >= self.weight):
+            raise not_added(
+                f"cannot remove {other.n_rows} rows labelled with {name!r}, of weight "
+                f"{other.weight:g}, from {self.n_rows} of weight {self.weight:g}"
+            )
         reference = self.reference if self.n_rows or not other.n_rows else other.reference
         t = other.reference - reference if other.n_rows else np.zeros(len(names))
-        weight = self.weight + sign * other.weight
-        if weight <= 0 and sign < 0:
-            raise not_added(
-                f"cannot remove these moments: rows labelled with {name!r} would remain without "
-                "weight"
-            )
-        products = (
-            other.products
-            + np.outer(t, other.x_sum)
-            + np.outer(other.z_sum + other.weight * t, offset)
-        )
-        squares = (
-            other.squares + np.outer(t, other.z_sum) + np.outer(other.z_sum + other.weight * t, t)
-        )
-        result = ColumnSums(
-            self.width, names, self.counts + sign * other.counts, weight, reference.copy(),
-            self.x_sum + sign * (other.x_sum + other.weight * offset),
-            self.z_sum + sign * (other.z_sum + other.weight * t),
-            self.products + sign * products, self.squares + sign * squares,
-        )  # fmt: skip
+        z_sum = other.z_sum + other.weight * t
+        theirs = {  # the sums of `other` about our reference points
+            "counts": other.counts,
+            "weight": other.weight,
+            "x_sum": other.x_sum + other.weight * offset,
+            "z_sum": z_sum,
+            "products": other.products + np.outer(t, other.x_sum) + np.outer(z_sum, offset),
+            "squares": other.squares + np.outer(t, other.z_sum) + np.outer(z_sum, t),
+        }
+        sums = {key: getattr(self, key) + sign * value for key, value in theirs.items()}
+        result = replace(self, names=names, reference=reference.copy(), **sums)
         if sign < 0 and other.n_rows:
             result._clear_rounding(self)
         return result
 
-    def _refuse_other_columns(self, other: ColumnSums, sign: int, name: object) -> None:
-        """Raise IncompatibleMomentsError if columns differ, or a removed part has too many rows."""
+    def _refuse_other_columns(self, other: ColumnSums, name: object) -> None:
         difference = ""
         if self.n_columns != other.n_columns:
             difference = f"{self.n_columns} columns on one side and {other.n_columns}"
-        elif self.names != other.names and not (self.unnamed or other.unnamed):
+        elif self.names != other.names and not any(map(_unnamed, (self.names, other.names))):
             difference = f"the columns {list(self.names)} on one side and {list(other.names)}"
         if difference:
             raise IncompatibleMomentsError(
                 f"the variable {name!r} has {difference} on the other; accumulate both from the "
                 "same columns"
-            )
-        if sign < 0 and other.n_rows > self.n_rows:
-            raise not_added(
-                f"cannot remove {other.n_rows} rows labelled with {name!r} from {self.n_rows}"
             )
 
     def _clear_rounding(self, before: ColumnSums) -> None:
@@ -503,11 +475,6 @@ class ColumnSums(_Sums):
         return self.counts
 
     @property
-    def unnamed(self) -> bool:
-        """Whether the columns have no names of their own, but their numbers "0" to str(k - 1)."""
-        return _unnamed(self.names)
-
-    @property
     def description(self) -> str:
         return f"continuous ({self.n_columns} column{'s' if self.n_columns > 1 else ''})"
 
@@ -528,7 +495,6 @@ class ColumnSums(_Sums):
         return np.asarray(self.squares / self.weight - np.outer(mean, mean))
 
     def span(self) -> Float:
-        """Return rows (k', d) that span the columns of Cov(x, z), ddof = 0."""
         # Each row is the covariance of x with a column of z, divided by the standard deviation of
         # the column. Constant columns have no row.
         if self.weight == 0:
@@ -563,22 +529,31 @@ class ColumnSums(_Sums):
 
 
 def _unnamed(names: tuple[str, ...]) -> bool:
+    """Return whether columns have no names of their own, but their numbers "0" to str(k - 1)."""
     return names == tuple(map(str, range(len(names))))
 
 
 Variable: TypeAlias = ClassSums | ColumnSums
 
-KIND_OF_COLUMN: dict[type[Any], type[Any]] = {ClassCodes: ClassSums, Columns: ColumnSums}
-KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in KIND_OF_COLUMN.values()}
+_KIND_OF_COLUMN: dict[type[Any], type[Any]] = {ClassCodes: ClassSums, Columns: ColumnSums}
+KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in _KIND_OF_COLUMN.values()}
 
 
-def check_column(variable: Variable, column: Any, name: object) -> None:
-    """Raise LabelError if a column differs from earlier blocks in kind, type or columns."""
-    kind = KIND_OF_COLUMN[type(column)]
-    same = type(variable) is kind
-    codes = (variable if same else kind.new(variable.width, column)).encode(column, name)[0]
-    if codes is not None and not same:
-        raise contradiction(name, variable.kind, kind.kind)
+def encode_column(
+    existing: Variable | None, width: int, column: Any, name: object
+) -> tuple[Labels | None, Any]:
+    """Return `encode` of a column; raise LabelError if its kind is not that of earlier blocks."""
+    kind = _KIND_OF_COLUMN[type(column)]
+    variable: Any = existing if type(existing) is kind else kind.new(width, column)
+    codes, named = variable.encode(column, name)
+    if codes is not None and existing is not None and existing is not variable:
+        held = {"classes": "classes", "continuous": "continuous values"}
+        raise LabelError(
+            f"the variable {name!r} held {held[existing.kind]} in earlier blocks and holds "
+            f"{held[kind.kind]} in this one; give it one dtype, or fix it with "
+            f"Moments(kinds={{{name!r}: {existing.kind!r}}})"
+        )
+    return codes, named
 
 
 def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> Variable:
@@ -593,14 +568,6 @@ def look_up(variables: Mapping[VariableName, Variable], name: VariableName) -> V
             f"no variable {name!r} was accumulated, or none of its labels is present; the "
             f"variables are: {names}{hint}"
         ) from None
-
-
-def contradiction(name: object, ours: str, theirs: str) -> LabelError:
-    held = {"classes": "classes", "continuous": "continuous values"}
-    return LabelError(
-        f"the variable {name!r} held {held[ours]} in earlier blocks and holds {held[theirs]} in "
-        f"this one; give it one dtype, or fix it with Moments(kinds={{{name!r}: {ours!r}}})"
-    )
 
 
 Pair: TypeAlias = tuple[VariableName, VariableName]  # in the order of `repr`

@@ -286,7 +286,7 @@ class DeviceScatter(Scatter):
 
     def diagonal(self) -> Float:
         """Return NaN: the variances are on the device."""
-        return np.full(self.width, np.nan)
+        return np.full(len(self.matrix), np.nan)
 
     def added(
         self, sums: BlockSums, difference: Float, coefficient: float, work: Any

@@ -549,7 +549,7 @@ def test_block_sums_are_its_naive_twin(
     codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
     values, shift = rng.normal(size=(columns, n)), rng.normal(size=d)
     given = rows if index is None else lying
-    sums = block.sum_block(given, weight, shift, codes, 5, values, index)
+    sums = block.sum_block(block.Block(n, given, weight, {}, index), shift, codes, 5, values)
     w = np.ones(n) if weight is None else weight
     y = rows.astype(np.float64) - shift
     near = {"rtol": 1e-12, "atol": 1e-11}
