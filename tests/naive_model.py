@@ -239,7 +239,8 @@ def rows_for(state: str, X: Any) -> Any:
     """The rows, sparse where the state is one of sparse rows."""
     if "sparse" not in state or X.ndim != 2:
         return X
-    return scipy.sparse.csr_array(X.astype(np.float32 if X.dtype.itemsize <= 4 else np.float64))
+    dtype = np.dtype(np.float32) if X.dtype.itemsize == 2 and X.dtype.kind == "f" else X.dtype
+    return scipy.sparse.csr_array(X.astype(dtype.newbyteorder("=")))
 
 
 def made(state: str, **more: Any) -> Any:

@@ -215,7 +215,7 @@ def sum_variances(block: Block, codes: NDArray[np.intp], n_sums: int, values: Fl
     far = far_from_zero(sums.total / sums.weight_sum, sums.squares / sums.weight_sum)
     if len(far):
         shift = np.zeros(rows.shape[1])
-        head_rows = rows[:_HEAD][:, far].toarray()
+        head_rows = rows[:_HEAD][:, far].toarray().astype(np.float64)
         head_weight = None if weight is None else weight[:_HEAD]
         shift[far] = sample_columns(head_rows, None, head_weight, 1)[0]
         sums = sum_stored(subtracted(rows, shift), weight, codes, n_sums, values)
