@@ -168,6 +168,10 @@ class ConditionalEraser(Eraser):
             if array is not None:
                 array.setflags(write=False)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()  # arrays of copies are read-only, too
+
     @property
     def label_kinds(self) -> dict[str, str]:
         """Kind of each variable whose labels are needed: "classes" or "continuous"."""
@@ -313,9 +317,9 @@ class ConditionalEraser(Eraser):
             shifted -= shift.of(values)
         if self.maps is not None:
             mean = self.after.mean
-            for c, matrix in enumerate(self.maps):
+            for c in np.unique(labels[0][labels[0] >= 0]):
                 members = labels[0] == c
-                shifted[members] = mean + (shifted[members] - mean) @ matrix.T
+                shifted[members] = mean + (shifted[members] - mean) @ self.maps[c].T
         return np.asarray(self.after(shifted, out=shifted))
 
     def fold_into(self, weight: object, bias: object = None) -> NoReturn:

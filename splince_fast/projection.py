@@ -495,7 +495,11 @@ class Projection(Eraser):
         InputError
             `dtype` is not float32 or float64.
         """
-        if getattr(dtype, "__name__", str(dtype)) not in ("float32", "float64"):
+        try:
+            valid = dtype is not None and np.dtype(dtype) in (np.float32, np.float64)
+        except TypeError:
+            valid = False
+        if not valid:
             raise InputError(
                 f"dtype is {dtype!r}; the dtype of the factors must be float32 or float64"
             )

@@ -201,7 +201,7 @@ def erase(
 
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
     with nullcontext() if hidden else Progress(X.size // d, show=progress) as bar:
-        matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask)
+        matrices = _matrices(X, out, mask)
         for rows, target, selected, number in matrices:
             for first in range(0, len(rows), chunk):
                 part = slice(first, first + chunk)
@@ -219,13 +219,15 @@ def erase(
 
 
 def _matrices(
-    X: NDArray[Any], out: NDArray[Any], mask: Mask
+    X: NDArray[Any], out: NDArray[Any], mask: Any, first: int = 0
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any], Any, int]]:
     """Yield 2-D views of X and `out`, each with its mask and the index of its first row in X."""
-    flat, target = (array.reshape(-1, array.shape[-1]) for array in (X, out))
-    if not X.size or (np.may_share_memory(flat, X) and np.may_share_memory(target, out)):
-        yield flat, target, None if mask is None else mask.reshape(-1), 0
-        return
-    for number, index in enumerate(np.ndindex(X.shape[:-2])):
-        selected = None if mask is None else mask[index]
-        yield X[index], out[index], selected, number * X.shape[-2]
+    if X.ndim > 2:
+        flat, target = (array.reshape(-1, array.shape[-1]) for array in (X, out))
+        if X.size and not (np.may_share_memory(flat, X) and np.may_share_memory(target, out)):
+            for i, (rows, part) in enumerate(zip(X, out, strict=True)):
+                selected = None if mask is None else mask[i]
+                yield from _matrices(rows, part, selected, first + i * (rows.size // X.shape[-1]))
+            return
+        X, out, mask = flat, target, None if mask is None else mask.reshape(-1)
+    yield X, out, mask, first

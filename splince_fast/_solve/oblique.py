@@ -233,6 +233,7 @@ def column_norms(left: Float, right: Float) -> Float:
     return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
 
+@np.errstate(over="ignore")
 def sensitivity(left: Float, right: Float, mean: Float, variance: float) -> tuple[float, float]:
     """Return the sensitivity to float32 rounding, sqrt(E|(P - I) e|^2) / s, and |P - I|_F."""
     # The entries of e, the error of rounding x to float32, are taken as independent, with the

@@ -66,7 +66,7 @@ class ErasureReport:
 
     def __str__(self) -> str:
         facts = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
-        facts["accuracies"] = shortened((f"{a:.3f}" for a in self.accuracies[::-1]), 3)
+        facts["accuracies"] = shortened((f"{a:.3f}" for a in self.accuracies), 3)
         facts["warnings"] = "; ".join(self.warnings)
         return as_text(
             self.method,

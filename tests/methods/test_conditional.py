@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,13 @@ def test_maps_and_shifts_that_do_not_fit_are_refused(fitted: Fitted, tmp_path: P
     for wrong in (np.zeros((2, D, 5)), np.zeros((3, D, D)), np.full((2, D, D), np.nan)):
         with pytest.raises(InputError):
             sf.ConditionalEraser(eraser.shifts, eraser.after, None, maps=wrong)
+    first, *rest = eraser.shifts
+    for wrong in ({"matrix": first.matrix[:, :2]}, {"matrix": np.full_like(first.matrix, np.inf)}):
+        with pytest.raises(InputError, match="the shift of 'z'"):
+            sf.ConditionalEraser([first._replace(**wrong), *rest], eraser.after, None)
+    narrow = sf.Projection(np.zeros((2, 0)), np.zeros((2, 0)), np.zeros(2))
+    with pytest.raises(InputError, match="fallback has 2"):
+        sf.ConditionalEraser(eraser.shifts, eraser.after, narrow)
     eraser.save(tmp_path / "e")
     tensors, metadata = files.read(tmp_path / "e", "conditional", 1)
     for name in ("mean", "matrix"):
@@ -193,6 +201,12 @@ def test_maps_and_shifts_that_do_not_fit_are_refused(fitted: Fitted, tmp_path: P
         files.write(tmp_path / "e", "conditional", 1, tensors, metadata | {"shifts": shifts})
         with pytest.raises(FileFormatError, match="shifts are of the variables"):
             sf.load_eraser(tmp_path / "e")
+
+
+def test_copies_are_read_only(fitted: Fitted) -> None:
+    for eraser in (fitted[0], pickle.loads(pickle.dumps(fitted[0]))):
+        for array in (eraser.shifts[0].matrix, eraser.maps):
+            assert array is None or not array.flags.writeable
 
 
 def test_report_in_words(fitted: Fitted) -> None:

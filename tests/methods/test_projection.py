@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     **{f"alpha = {alpha!r}": (lambda alpha=alpha: draw_eraser().scaled(alpha), "alpha is")
        for alpha in (-0.1, 1.5, np.nan, np.inf, True, "0.5", None, 1j)},
     **{f"factors of {dtype}": (lambda dtype=dtype: draw_eraser().astype(dtype), "float32 or")
-       for dtype in (np.float16, np.int64, "complex64")},
+       for dtype in (np.float16, np.int64, "complex64", "nonsense", None)},
 }  # fmt: skip
 
 
@@ -336,7 +336,8 @@ def test_rounded_factors_leave_the_mean_in_place() -> None:
     for name in ("left", "right"):
         rounded = getattr(eraser, name).astype(np.float32).astype(np.float64)
         np.testing.assert_array_equal(getattr(narrow, name), rounded)
-    np.testing.assert_array_equal(eraser.astype("float64").matrix(), eraser.matrix())
+    for dtype in ("float64", "d", float):
+        np.testing.assert_array_equal(eraser.astype(dtype).matrix(), eraser.matrix())
     size = np.abs(eraser.left) @ (np.abs(eraser.right).T @ np.abs(eraser.mean))
     for candidate in (eraser, narrow):
         assert (np.abs(candidate(mean) - mean) <= 20 * EPS * (size + np.abs(mean))).all()

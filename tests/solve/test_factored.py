@@ -17,7 +17,9 @@ from sklearn.covariance import oas
 
 import splince_fast as sf
 from splince_fast import exceptions as errors
+from splince_fast._kernels.factor import STATUS_SINGULAR
 from splince_fast._solve.options import MOMENT_OPTIONS
+from splince_fast.methods import fit
 from splince_fast.methods.table import METHODS
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -203,6 +205,16 @@ def test_intensity_of_white_and_of_isotropic_rows() -> None:
     assert abs(found[0] - found[1]) > 1e-3  # control: rows make a difference
     x = np.array([[1.0], [-1.0], [1.0], [-1.0]])  # its own target
     assert sf.Moments().update(x).factored("oas").shrinkage == 1.0
+
+
+def test_a_factorisation_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = sf.Moments().update(np.ones((5, 3))).update(np.eye(3)[:1])
+    with pytest.raises(sf.SplinceError, match="rank deficient"):
+        flat.factored(solver="cholesky")
+    solve = fit.oblique
+    monkeypatch.setattr(fit, "oblique", lambda *a: solve(*a)._replace(status=STATUS_SINGULAR))
+    with pytest.raises(sf.SplinceError, match="singular matrix"):
+        sf.leace(moments(), erase="z")
 
 
 # --- one declaration of options ------------------------------------------------------------------
