@@ -47,8 +47,10 @@ class Deferred:
 
 
 # A lock that another thread holds during a fork stays locked in the child. A fork therefore waits
-# until no other thread imports a module of this package, and the child makes the locks of moments
-# anew.
+# until no other thread imports a module of this package or holds the lock of Numba's compiler, and
+# the child makes the locks of moments anew.
+
+_compiler_locks: dict[int, Any] = {}  # Numba's, by the thread that forks
 
 
 def _before_fork() -> None:
@@ -57,13 +59,25 @@ def _before_fork() -> None:
         if name.startswith("splince_fast.") and getattr(spec, "_initializing", False):
             with contextlib.suppress(ImportError):  # the importing thread raises this error
                 importlib.import_module(name)
+    if compiler := sys.modules.get("numba.core.compiler_lock"):
+        lock = compiler.global_compiler_lock
+        lock.acquire()
+        _compiler_locks[threading.get_ident()] = lock
+
+
+def _after_fork() -> None:
+    if lock := _compiler_locks.pop(threading.get_ident(), None):
+        lock.release()
 
 
 def _after_fork_in_child() -> None:
+    _after_fork()
     for lock in list(_locks):
         if not lock._is_owned():
             lock._at_fork_reinit()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+    )

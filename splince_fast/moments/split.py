@@ -25,7 +25,7 @@ from splince_fast.moments.accumulator import Accumulator, merged_variables
 from splince_fast.moments.block import Workspace
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import not_added
-from splince_fast.moments.variables import ClassSums, Variable, encode_column
+from splince_fast.moments.variables import ClassSums, Variable, encode_column, is_unnamed
 
 Float: TypeAlias = NDArray[np.float64]
 Index: TypeAlias = NDArray[np.intp]
@@ -168,8 +168,13 @@ class Split:
 
     @property
     def variables(self) -> dict[VariableName, Variable]:
-        """The variables of any part, whose kinds are those of all parts; the sums may differ."""
-        return {name: v for leaf in self.leaves() for name, v in leaf.variables.items()}
+        """A variable of each name, with the kind and names of all parts; the sums may differ."""
+        found: dict[VariableName, Variable] = {}
+        for leaf in self.leaves():
+            for name, variable in leaf.variables.items():
+                if name not in found or is_unnamed(found[name].names):
+                    found[name] = variable
+        return found
 
     def descriptions(self) -> dict[VariableName, str]:
         texts = {name: variable.description for name, variable in self.variables.items()}

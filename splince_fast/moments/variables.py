@@ -352,8 +352,10 @@ class ColumnSums(_Sums):
         if column.present is not None and not column.present.any():
             return None, self
         names, values = tuple(column.columns), column.values
-        unnamed = _unnamed(self.names)
-        if len(names) != self.n_columns or not (names == self.names or unnamed or _unnamed(names)):
+        unnamed = is_unnamed(self.names)
+        if len(names) != self.n_columns or not (
+            names == self.names or unnamed or is_unnamed(names)
+        ):
             raise LabelError(
                 f"the variable {name!r} had the columns {list(self.names)} in earlier blocks and "
                 f"has {list(names)} in this one; pass the same columns in the same order"
@@ -414,7 +416,7 @@ class ColumnSums(_Sums):
     def merged(self, other: Any, offset: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
         self._refuse_other_columns(other, name)
-        names = other.names if _unnamed(self.names) else self.names
+        names = other.names if is_unnamed(self.names) else self.names
         if self.n_rows == other.n_rows and sign < 0:
             return self.empty(self.width, names)
         if sign < 0 and (other.n_rows > self.n_rows or other.weight >= self.weight):
@@ -443,7 +445,7 @@ class ColumnSums(_Sums):
         difference = ""
         if self.n_columns != other.n_columns:
             difference = f"{self.n_columns} columns on one side and {other.n_columns}"
-        elif self.names != other.names and not any(map(_unnamed, (self.names, other.names))):
+        elif self.names != other.names and not any(map(is_unnamed, (self.names, other.names))):
             difference = f"the columns {list(self.names)} on one side and {list(other.names)}"
         if difference:
             raise IncompatibleMomentsError(
@@ -528,7 +530,7 @@ class ColumnSums(_Sums):
         return labels
 
 
-def _unnamed(names: tuple[str, ...]) -> bool:
+def is_unnamed(names: tuple[str, ...]) -> bool:
     """Return whether columns have no names of their own, but their numbers "0" to str(k - 1)."""
     return names == tuple(map(str, range(len(names))))
 

@@ -48,8 +48,8 @@ class ColumnNames(NamedTuple):
                 "per feature, write a column of vectors: list(df[columns].to_numpy())"
             )
         names = () if labels is None else as_names(labels, "labels")
-        if sample_weight is not None:
-            as_names(sample_weight, "sample_weight")
+        if not isinstance(sample_weight, str | None):
+            raise InputError(f"sample_weight is {sample_weight!r}; it must name one column")
         return cls(embedding, names, sample_weight)
 
     def all(self) -> list[str]:

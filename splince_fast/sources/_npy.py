@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.rows import cause_text
 from splince_fast.exceptions import InputError
 from splince_fast.labels.containers import map_labels
-from splince_fast.sources._sharded import checked_shape, sharded_source
+from splince_fast.sources._sharded import check_unchanged, checked_shape, sharded_source
 from splince_fast.sources.base import Source, as_paths
 
 
@@ -83,20 +83,21 @@ class _FileColumn:
             raise InputError(
                 f"{name} names {len(paths)} files but X has {len(shards)}; pass one per shard"
             )
-        shapes = [open_npy(path).shape for path in paths]
-        for path, shape, shard in zip(paths, shapes, shards, strict=True):
+        self.paths, self._found = paths, [(a.shape, a.dtype) for a in map(open_npy, paths)]
+        for path, (shape, _), shard in zip(paths, self._found, shards, strict=True):
             (n, _), _ = checked_shape(shard, open_npy(shard))
             if shape[:1] != (n,):
                 raise InputError(f"{name}: {path!r} has shape {shape} but {shard!r} has {n} rows")
-        self.paths = paths
-        self._starts = [0, *itertools.accumulate(shape[0] for shape in shapes)]
-        self.shape = (self._starts[-1], *shapes[0][1:])
+        self._starts = [0, *itertools.accumulate(shape[0] for shape, _ in self._found)]
+        self.shape = (self._starts[-1], *self._found[0][0][1:])
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """Return a copy of rows of one shard."""
         shard = bisect.bisect_right(self._starts, rows.start, 0, len(self.paths)) - 1
-        start = self._starts[shard]
-        return np.array(open_npy(self.paths[shard])[rows.start - start : rows.stop - start])
+        path, start = self.paths[shard], self._starts[shard]
+        array = open_npy(path)
+        check_unchanged(path, array, *self._found[shard])
+        return np.array(array[rows.start - start : rows.stop - start])
 
 
 def _are_paths(values: object) -> bool:

@@ -41,12 +41,7 @@ def sharded_source(
     def read(index: int, row: int) -> Iterator[Block]:
         path, offset = paths[index], first_rows[index]
         rows = open_rows(path)
-        if (rows.shape, rows.dtype) != shapes[index]:
-            shape, dtype = shapes[index]
-            raise InputError(
-                f"{path!r} held {dtype} of shape {shape} and now holds {rows.dtype} of shape "
-                f"{rows.shape}; make a new source when the files have changed"
-            )
+        check_unchanged(path, rows, *shapes[index])
         for start in range(row, counts[index], size):
             stop = min(start + size, counts[index])
             if isinstance(rows, np.memmap):
@@ -76,6 +71,17 @@ def checked_shape(path: str, rows: NDArray[Any]) -> tuple[tuple[int, ...], np.dt
     if rows.dtype.kind not in "fiub":
         raise InputError(f"{path!r} has dtype {rows.dtype}; save it as float16, float32 or float64")
     return rows.shape, rows.dtype
+
+
+def check_unchanged(
+    path: str, array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> None:
+    """Raise InputError if a file has another shape or dtype than when the source was made."""
+    if (array.shape, array.dtype) != (shape, dtype):
+        raise InputError(
+            f"{path!r} held {dtype} of shape {shape} and now holds {array.dtype} of shape "
+            f"{array.shape}; make a new source when the files have changed"
+        )
 
 
 def _check_size(array: np.memmap[Any, Any], path: str) -> None:

@@ -521,11 +521,16 @@ def test_names_of_classes_are_not_taken_for_paths(tmp_path: Path) -> None:
 def test_a_file_that_was_replaced_is_refused(pq: Any, tmp_path: Path) -> None:
     path, table = write_npy(tmp_path, "x.npy", np.ones((8, 2))), tmp_path / "x.parquet"
     pq.write_table(arrow_table(Data(20, 3), "fixed"), table)
+    labels = write_npy(tmp_path, "z.npy", np.arange(8))
     of_npy, of_parquet = from_npy(path), from_parquet(table, embedding="e")
+    of_labels = from_npy(write_npy(tmp_path, "same.npy", np.ones((8, 2))), {"z": labels})
     write_npy(tmp_path, "x.npy", np.ones((9, 2)))
+    write_npy(tmp_path, "z.npy", np.arange(9.0))
     pq.write_table(arrow_table(Data(21, 3), "fixed"), table)
     with pytest.raises(InputError, match=r"held float64 of shape \(8, 2\)"):
         list(of_npy)
+    with pytest.raises(InputError, match=r"held int64 of shape \(8,\)"):
+        list(of_labels)
     with pytest.raises(InputError, match="has changed"):
         list(of_parquet)
 
