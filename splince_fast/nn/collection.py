@@ -527,8 +527,7 @@ def collect(
 ) -> Collected:
     """Run a model over data once and accumulate the moments of activations at all sites.
 
-    The state of a site is a d x d float64 matrix. The model runs in evaluation mode; its mode and
-    hooks are restored afterwards.
+    The model runs in evaluation mode; its mode and hooks are restored afterwards.
 
     Parameters
     ----------
@@ -542,14 +541,11 @@ def collect(
     labels : str, list of str, or function
         Keys of a batch, or of the second entry of a pair, which for a single key may be the labels
         themselves; or a function from a batch to a mapping of names to labels. Labels have shape
-        (B,), one per sequence, or (B, T), one per token. The integer -100 is a missing label.
-        Strings, integers and bools are classes, floats are continuous.
+        (B,) or (B, T); the integer -100 is a missing label. Floats are continuous.
     tokens : {"body", "all", "first", "last"} or function
-        Rows of a tensor (B, T, d) to accumulate. "body": attended tokens except the first token of
-        each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
-        attended token; or a function from the arguments of the call to a bool tensor (B, T). "body"
-        selects all rows in a call without tokens, and "all" at a site without the tokens of the
-        call, such as a pooled state.
+        Attended tokens to accumulate: "body" leaves out the first token of each sequence and
+        `skip_ids`, and "first" and "last" select one token; or a function from the arguments of
+        the call to a bool tensor (B, T). In a call without tokens, "body" selects all rows.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
@@ -558,13 +554,11 @@ def collect(
         Element of an output that is a tuple or a mapping; by default the first element, or
         ``last_hidden_state``.
     heads : int, optional
-        Number of attention heads, which are equal parts of the last axis, or the third of four
-        axes. The name of a head is ``site[head]``.
+        Number of attention heads, equal parts of the last axis; a head is named ``site[head]``.
     forward : function, optional
         ``forward(model, batch)`` runs the model. By default the model is called.
     weight : {"token", "sequence"}
-        "token": each row has weight 1; "sequence": the rows of each sequence have total weight 1 in
-        each call of a site.
+        Unit of weight 1: a row, or the rows of a sequence in one call of a site.
     skip_ids : iterable of int
         Ids of tokens that "body" leaves out, such as special tokens.
     device : "model" or torch.device
@@ -596,8 +590,7 @@ def collect(
     >>> from splince_fast import nn as snn
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 5))
     >>> batches = [{"input": torch.randn(50, 3), "z": torch.arange(50) % 2} for _ in range(4)]
-    >>> collected = snn.collect(model, batches[:2], ["1", "2"], labels=["z"])
-    >>> collected += snn.collect(model, batches[2:], ["1", "2"], labels=["z"])
+    >>> collected = snn.collect(model, batches, ["1", "2"], labels=["z"])
     >>> list(collected), collected["2"].n_rows, collected.n_sequences
     (['1', '2'], 200, 200)
     """

@@ -49,8 +49,8 @@ class Folded:
     layers : dict of str to tuple of str
         Names of the layers whose weights changed, by site.
     difference : float
-        Largest difference between the outputs of the folded model and of the model with hooks at
-        every token, on the example and relative to the size of the outputs.
+        Largest difference of the outputs from those with hooks at every token, on the example and
+        relative to their size.
     untied : tuple of str
         Names of the layers whose weights were tied to weights of other layers before the fold.
     """
@@ -81,8 +81,7 @@ def fold(
         All linear layers that read each site, as `at` of :func:`collect`. A site that is itself a
         linear layer or an embedding needs no entry.
     example : mapping, tuple or tensor
-        Arguments of one call, on which the folded model is compared with the model with hooks. The
-        erasers must change a floating tensor in the output of this call.
+        Arguments of one call with a floating output, on which the model is compared with hooks.
     bias : {"error", "add"}
         Action if a layer lacks the bias that the mean of an eraser needs, which the erasers of
         ``fit_layers(..., for_fold=True)`` do not: raise an error, or add a bias.
