@@ -46,7 +46,7 @@ from splince_fast.moments.block import Workspace
 from splince_fast.moments.moments import from_record, to_record
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import calls, sites
-from splince_fast.nn.accumulate import SelectedRows, SiteSums, accumulation_device, check_memory
+from splince_fast.nn.accumulate import SelectedRows, SiteSums, check_memory
 from splince_fast.nn.calls import MISSING_LABEL, CallSelections, Selection, TokenRule
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site
@@ -126,18 +126,14 @@ class Collected(BySite):
 
     def _fit(self, *arguments: Any) -> list[tuple[Site, Projection]]:
         """Fit one eraser per module, which is block-diagonal if the module has heads."""
-        by_module: dict[str, list[tuple[Site, Projection]]] = {}
-        for site in self.sites:
-            eraser = fit_site(site.name, self[site.name], *arguments)
-            name = site.name if self.placement.heads is None else site.name.rpartition("[")[0]
-            by_module.setdefault(name, []).append((site, eraser))
-        return [
-            (
-                replace(heads[0][0], name=name, width=sum(site.width for site, _ in heads)),
-                block_diagonal([eraser for _, eraser in heads]),
-            )
-            for name, heads in by_module.items()
-        ]
+        fitted, n_heads = [], self.placement.heads or 1
+        for i in range(0, len(self.sites), n_heads):
+            heads = self.sites[i : i + n_heads]
+            erasers = [fit_site(site.name, self[site.name], *arguments) for site in heads]
+            name, width = heads[0].name, sum(site.width for site in heads)
+            name = name if self.placement.heads is None else name.rpartition("[")[0]
+            fitted.append((replace(heads[0], name=name, width=width), block_diagonal(erasers)))
+        return fitted
 
     def __add__(self, other: Collected) -> Collected:
         """Return the moments of the rows of two collections, for instance from two workers."""
@@ -237,7 +233,7 @@ def fit_site(
     options: Mapping[str, object],
     erased_before: bool = False,
 ) -> Projection:
-    """Fit the eraser of one site; errors and the warning that nothing was erased name the site."""
+    """Fit the eraser of one site; errors and warnings name the site."""
     entry = method_of(method, keep)
     if entry.needs_labels:
         raise InputError(
@@ -255,14 +251,13 @@ def fit_site(
         error.args = (f"at the site {name!r}: {error}", *error.args[1:])
         raise
     for warning in caught:
-        text = str(warning.message)
-        if issubclass(warning.category, NothingErasedWarning):
-            nothing = (
+        text = warning.message
+        if erased_before and issubclass(warning.category, NothingErasedWarning):
+            text = (
                 "nothing was erased, and the eraser is the identity; the erasers of the sites "
                 "before it probably removed the association"
             )
-            text = f"at the site {name!r}: {nothing if erased_before else text}"
-        warn(text, warning.category)
+        warn(f"at the site {name!r}: {text}", warning.category)
     return projection
 
 
@@ -404,7 +399,8 @@ class Collector:
     def _sums_of(self, key: str, rows: Tensor) -> SiteSums:
         """Return the sums of a site or head; create them on first use."""
         if key not in self.sums:
-            device = accumulation_device(self.device or rows.device)
+            device = self.device or rows.device
+            device = torch.device("cpu") if device.type in ("mps", "meta") else device  # no float64
             n_sites, width = len(self.modules) * (self.placement.heads or 1), int(rows.shape[1])
             check_memory(device, n_sites - len(self.sums), width)
             self.sums[key] = SiteSums(key, width, rows.dtype, device, self.parameters, self._work)

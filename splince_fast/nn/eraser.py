@@ -181,22 +181,13 @@ class Erasers(BySite):
     _KIND = "erasers"
     _CONVERTERS = (to_record, from_record)
     _EXTRA = "sequential"
+    _PATH = staticmethod(files.eraser_path)
     sequential: bool
 
     @property
     def apply_to(self) -> Any:
         """The rule for the tokens that :func:`install` changes."""
         return self.recipe.applied
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file.
-
-        Parameters
-        ----------
-        path : path
-            The file, which is replaced atomically; its suffix is ``.safetensors`` or empty.
-        """
-        super().save(files.eraser_path(path))
 
     def _check_tokens(self, tokens: object) -> None:
         """Warn if `tokens` differ from the tokens that the erasers changed during the fit."""

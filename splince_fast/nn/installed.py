@@ -247,8 +247,7 @@ def install(
     Parameters
     ----------
     model : torch.nn.Module
-        The model; it may be compiled, quantised or distributed over devices. Its parameters and
-        `state_dict` do not change.
+        The model; its parameters and `state_dict` do not change.
     erasers : Erasers, path, mapping of str to Projection, or Projection
         Erasers by site. The keys of a mapping are names or patterns of modules.
     at : str, Module, or a list of them, optional
@@ -259,8 +258,7 @@ def install(
     side, feature_dim, output
         As for :func:`collect`; for projections only, because `Erasers` store these arguments.
     strength : float
-        Fraction of the erasure that is applied, above 0 and at most 1. A value below 1 steers and
-        does not erase (:meth:`splince_fast.Projection.scaled`).
+        Fraction of the erasure, at most 1; below 1 it steers (:meth:`Projection.scaled`).
 
     Returns
     -------

@@ -85,11 +85,9 @@ def fit_layers(
     on_infeasible : {"raise", "drop"}, optional
         Passed to the method.
     for_fold : bool
-        Choose ``apply_to="all"`` and ``bias="drop"``, with which :func:`fold` can merge the erasers
-        into layers without a bias.
+        Choose ``apply_to="all"`` and ``bias="drop"``, for :func:`fold`.
     bias : {"keep", "drop"}
-        "drop" leaves the mean out of every eraser, ``x - left right^T x``, for linear layers
-        without a bias.
+        "drop" leaves the mean out of every eraser, ``x - left right^T x``.
     **moments
         ``kinds`` and ``joint``, as for :class:`Moments`.
 
