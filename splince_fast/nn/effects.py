@@ -83,7 +83,7 @@ def effect(
         As for :func:`collect`, of the tokens to erase and to probe, by default as for
         :func:`install`; ``progress=False`` also leaves out the printed loss.
     max_rows : int
-        Number of sampled rows per site.
+        Number of sampled rows per site, which take up to 16 max_rows d bytes.
     random_state : int
         Seed of the sample and of the folds.
 

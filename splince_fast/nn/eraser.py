@@ -42,8 +42,7 @@ class Eraser(Module):  # type: ignore[misc]
     projection : Projection
         Eraser that the module applies.
     dtype : torch.float32 or torch.float64
-        Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change; rounded as by
-        ``Projection.astype``.
+        Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change.
 
     Attributes
     ----------
@@ -170,8 +169,7 @@ class Erasers(BySite):
     recipe : CollectionSpec
         The specification of the collection; `placement` and `tokens` are attributes, too.
     **extra
-        ``sequential``, whether each projection was fitted with all earlier projections installed,
-        so that all are exact when installed together.
+        ``sequential``, whether each projection was fitted with all earlier ones installed.
 
     Examples
     --------

@@ -258,7 +258,7 @@ def install(
     side, feature_dim, output
         As for :func:`collect`; for projections only, because `Erasers` store these arguments.
     strength : float
-        Fraction of the erasure, at most 1; below 1 it steers (:meth:`Projection.scaled`).
+        Fraction of the erasure, in (0, 1]; below 1 it only steers (:meth:`Projection.scaled`).
 
     Returns
     -------

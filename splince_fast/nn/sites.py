@@ -426,7 +426,7 @@ class BySite(dict[str, Any]):
         Parameters
         ----------
         path : path
-            The file, which is replaced atomically; that of Erasers is ``.safetensors``.
+            The file, replaced atomically; its suffix for Erasers is ``.safetensors`` or empty.
         """
         target = self._PATH(path)
         tensors: files.Tensors = {}
