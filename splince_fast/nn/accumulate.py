@@ -59,11 +59,6 @@ class SelectedRows:
         return flat.index_select(0, to_device(self.index, flat.device))
 
 
-def accumulation_device(device: torch.device) -> torch.device:
-    """Return the device of the sums: the CPU for devices without float64, otherwise `device`."""
-    return torch.device("cpu") if device.type in ("mps", "meta") else device
-
-
 def on_host(device: torch.device) -> bool:
     """Return whether NumPy can view tensors on a device."""
     return bool(device.type == "cpu")
@@ -220,14 +215,17 @@ class DeviceAccumulator(Accumulator):
         self, block: Block, codes: NDArray[np.intp], class_weights: Float, values: Float
     ) -> BlockSums:
         """Reduce a block of rows on the device to sums about its mean, on the host."""
-        # With the block X (n, d), its mean c and the matrix C of `_coefficients`, the sums are
-        # C (X - 1 c^T). The host waits once for the device, when it copies the sums.
+        # With the block X (n, d), its mean c and coefficients C, the sums are C (X - 1 c^T).
+        # The host waits once for the device, when it copies the sums.
         n, n_sums = block.n, len(class_weights)
         rows: Tensor = block.rows
         use_float64 = rows.dtype == torch.float64 or (
             rows.is_cuda and torch.cuda.get_device_capability(self.device) in _FAST_FLOAT64
         )
-        coefficients = _coefficients(block.weight, codes, n_sums, values)
+        weights = np.zeros((1 + n_sums, n))
+        weights[0] = 1.0 if block.weight is None else block.weight
+        weights[codes + 1, np.arange(n)] = weights[0]
+        coefficients = np.concatenate([weights, values])
         with no_autocast(rows):
             if not (use_float64 or self._precision_checked):
                 _check_precision(self.device, n, rows.shape[1])
@@ -247,17 +245,6 @@ class DeviceAccumulator(Accumulator):
             n, float(coefficients[0].sum()), shift[0], total[0], np.full(rows.shape[1], np.nan),
             class_sums, products, y if use_float64 else y.to(torch.float32),
         )  # fmt: skip
-
-
-def _coefficients(
-    weight: Float | None, codes: NDArray[np.intp], n_sums: int, values: Float
-) -> Float:
-    """Return the (1 + n_sums + q, n) matrix whose product with n rows gives all weighted sums."""
-    n = codes.shape[1]
-    class_weights = np.zeros((1 + n_sums, n))
-    class_weights[0] = 1.0 if weight is None else weight
-    class_weights[codes + 1, np.arange(n)] = class_weights[0]
-    return np.concatenate([class_weights, values])
 
 
 def _check_precision(device: torch.device, n_rows: int, width: int) -> None:

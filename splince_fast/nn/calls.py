@@ -141,12 +141,6 @@ def _past_length(
     return n_masked if covers_past or not caches else None
 
 
-def _is_cache(key: str, value: object) -> bool:
-    """Return whether an argument is a cache or a state of earlier tokens."""
-    is_named = "cache" in key or "past" in key or key in ("state", "mems")
-    return is_named and not (value is None or isinstance(value, bool | int | str | Tensor))
-
-
 def select(
     token_rule: TokenRule, arguments: Mapping[str, Any], parameters: tuple[str, ...] = ()
 ) -> Selection:
@@ -184,7 +178,12 @@ def select(
     if skip_ids and rule == "body" and tokens is not ids:
         raise SiteError("skip_ids needs a call with input_ids, and this call has none")
     length = tokens.shape[1]
-    caches = {key: value for key, value in arguments.items() if _is_cache(key, value)}
+    caches = {
+        key: value
+        for key, value in arguments.items()
+        if ("cache" in key or "past" in key or key in ("state", "mems"))
+        and not (value is None or isinstance(value, bool | int | str | Tensor))
+    }
     n_past = _past_length(caches.values(), arguments.get("cache_position"), length, mask)
     if n_past is None:
         if rule != "all":

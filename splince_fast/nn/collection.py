@@ -46,7 +46,7 @@ from splince_fast.moments.block import Workspace
 from splince_fast.moments.moments import from_record, to_record
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import calls, sites
-from splince_fast.nn.accumulate import SelectedRows, SiteSums, accumulation_device, check_memory
+from splince_fast.nn.accumulate import SelectedRows, SiteSums, check_memory
 from splince_fast.nn.calls import MISSING_LABEL, CallSelections, Selection, TokenRule
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site
@@ -126,18 +126,14 @@ class Collected(BySite):
 
     def _fit(self, *arguments: Any) -> list[tuple[Site, Projection]]:
         """Fit one eraser per module, which is block-diagonal if the module has heads."""
-        by_module: dict[str, list[tuple[Site, Projection]]] = {}
-        for site in self.sites:
-            eraser = fit_site(site.name, self[site.name], *arguments)
-            name = site.name if self.placement.heads is None else site.name.rpartition("[")[0]
-            by_module.setdefault(name, []).append((site, eraser))
-        return [
-            (
-                replace(heads[0][0], name=name, width=sum(site.width for site, _ in heads)),
-                block_diagonal([eraser for _, eraser in heads]),
-            )
-            for name, heads in by_module.items()
-        ]
+        fitted, n_heads = [], self.placement.heads or 1
+        for i in range(0, len(self.sites), n_heads):
+            heads = self.sites[i : i + n_heads]
+            erasers = [fit_site(site.name, self[site.name], *arguments) for site in heads]
+            name, width = heads[0].name, sum(site.width for site in heads)
+            name = name if self.placement.heads is None else name.rpartition("[")[0]
+            fitted.append((replace(heads[0], name=name, width=width), block_diagonal(erasers)))
+        return fitted
 
     def __add__(self, other: Collected) -> Collected:
         """Return the moments of the rows of two collections, for instance from two workers."""
@@ -237,7 +233,7 @@ def fit_site(
     options: Mapping[str, object],
     erased_before: bool = False,
 ) -> Projection:
-    """Fit the eraser of one site; errors and the warning that nothing was erased name the site."""
+    """Fit the eraser of one site; errors and warnings name the site."""
     entry = method_of(method, keep)
     if entry.needs_labels:
         raise InputError(
@@ -255,14 +251,13 @@ def fit_site(
         error.args = (f"at the site {name!r}: {error}", *error.args[1:])
         raise
     for warning in caught:
-        text = str(warning.message)
-        if issubclass(warning.category, NothingErasedWarning):
-            nothing = (
+        text = warning.message
+        if erased_before and issubclass(warning.category, NothingErasedWarning):
+            text = (
                 "nothing was erased, and the eraser is the identity; the erasers of the sites "
                 "before it probably removed the association"
             )
-            text = f"at the site {name!r}: {nothing if erased_before else text}"
-        warn(text, warning.category)
+        warn(f"at the site {name!r}: {text}", warning.category)
     return projection
 
 
@@ -404,7 +399,8 @@ class Collector:
     def _sums_of(self, key: str, rows: Tensor) -> SiteSums:
         """Return the sums of a site or head; create them on first use."""
         if key not in self.sums:
-            device = accumulation_device(self.device or rows.device)
+            device = self.device or rows.device
+            device = torch.device("cpu") if device.type in ("mps", "meta") else device  # no float64
             n_sites, width = len(self.modules) * (self.placement.heads or 1), int(rows.shape[1])
             check_memory(device, n_sites - len(self.sums), width)
             self.sums[key] = SiteSums(key, width, rows.dtype, device, self.parameters, self._work)
@@ -527,8 +523,7 @@ def collect(
 ) -> Collected:
     """Run a model over data once and accumulate the moments of activations at all sites.
 
-    The state of a site is a d x d float64 matrix. The model runs in evaluation mode; its mode and
-    hooks are restored afterwards.
+    The model runs in evaluation mode; its mode and hooks are restored afterwards.
 
     Parameters
     ----------
@@ -542,14 +537,11 @@ def collect(
     labels : str, list of str, or function
         Keys of a batch, or of the second entry of a pair, which for a single key may be the labels
         themselves; or a function from a batch to a mapping of names to labels. Labels have shape
-        (B,), one per sequence, or (B, T), one per token. The integer -100 is a missing label.
-        Strings, integers and bools are classes, floats are continuous.
+        (B,) or (B, T); the integer -100 is a missing label. Floats are continuous.
     tokens : {"body", "all", "first", "last"} or function
-        Rows of a tensor (B, T, d) to accumulate. "body": attended tokens except the first token of
-        each sequence and `skip_ids`; "all": attended tokens; "first", "last": the first or the last
-        attended token; or a function from the arguments of the call to a bool tensor (B, T). "body"
-        selects all rows in a call without tokens, and "all" at a site without the tokens of the
-        call, such as a pooled state.
+        Attended tokens to accumulate: "body" leaves out the first token of each sequence and
+        `skip_ids`, and "first" and "last" select one token; or a function from the arguments of
+        the call to a bool tensor (B, T). In a call without tokens, "body" selects all rows.
     side : {"output", "input"}
         Whether to use the output or the input of the module.
     feature_dim : int
@@ -558,13 +550,11 @@ def collect(
         Element of an output that is a tuple or a mapping; by default the first element, or
         ``last_hidden_state``.
     heads : int, optional
-        Number of attention heads, which are equal parts of the last axis, or the third of four
-        axes. The name of a head is ``site[head]``.
+        Number of attention heads, equal parts of the last axis; a head is named ``site[head]``.
     forward : function, optional
         ``forward(model, batch)`` runs the model. By default the model is called.
     weight : {"token", "sequence"}
-        "token": each row has weight 1; "sequence": the rows of each sequence have total weight 1 in
-        each call of a site.
+        Unit of weight 1: a row, or the rows of a sequence in one call of a site.
     skip_ids : iterable of int
         Ids of tokens that "body" leaves out, such as special tokens.
     device : "model" or torch.device
@@ -596,8 +586,7 @@ def collect(
     >>> from splince_fast import nn as snn
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 5))
     >>> batches = [{"input": torch.randn(50, 3), "z": torch.arange(50) % 2} for _ in range(4)]
-    >>> collected = snn.collect(model, batches[:2], ["1", "2"], labels=["z"])
-    >>> collected += snn.collect(model, batches[2:], ["1", "2"], labels=["z"])
+    >>> collected = snn.collect(model, batches, ["1", "2"], labels=["z"])
     >>> list(collected), collected["2"].n_rows, collected.n_sequences
     (['1', '2'], 200, 200)
     """

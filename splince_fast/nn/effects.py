@@ -62,8 +62,7 @@ def effect(
 ) -> list[dict[str, Any]]:
     """Measure a model on held-out data without and with erasers, in one pass over the data.
 
-    Each batch runs twice. The loss per token needs no labels and is printed first. Linear probes of
-    the labels are scored on sampled rows of each site by five-fold cross-validation
+    Linear probes of the labels are scored on sampled rows of each site
     (:func:`splince_fast.evaluation.leakage`).
 
     Parameters
@@ -75,18 +74,16 @@ def effect(
     texts : iterable
         Batches of held-out data, as for :func:`collect`.
     labels : str, list of str, or function, optional
-        As for :func:`collect`; by default the variables in the reports of the erasers, as far as
-        the first batch has them. Without labels nothing is probed.
+        As for :func:`collect`; by default those of the erasers' variables in the first batch.
     groups : str, optional
-        Label whose classes are not split between folds, for example the noun that fills a prompt
-        template. By default each sequence is a group.
+        Label whose classes are not split between folds; by default each sequence is a group.
     at : str, Module, or a list of them, optional
         Sites to probe; by default the sites of the erasers.
     tokens, forward, progress
         As for :func:`collect`, of the tokens to erase and to probe, by default as for
         :func:`install`; ``progress=False`` also leaves out the printed loss.
     max_rows : int
-        Number of sampled rows per site; the samples take up to 16 max_rows d bytes during the pass.
+        Number of sampled rows per site, which take up to 16 max_rows d bytes.
     random_state : int
         Seed of the sample and of the folds.
 

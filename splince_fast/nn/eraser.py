@@ -42,8 +42,7 @@ class Eraser(Module):  # type: ignore[misc]
     projection : Projection
         Eraser that the module applies.
     dtype : torch.float32 or torch.float64
-        Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change; rounded as by
-        ``Projection.astype``.
+        Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change.
 
     Attributes
     ----------
@@ -61,14 +60,12 @@ class Eraser(Module):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import numpy as np, torch
+    >>> import torch
     >>> import splince_fast as sf
     >>> from splince_fast import nn as snn
-    >>> z = np.arange(400) % 2
-    >>> X = (np.random.default_rng(0).normal(size=(400, 6)) + z[:, None]).astype(np.float32)
-    >>> projection = sf.leace(sf.Moments().update(X, {"z": z}), erase="z")
-    >>> clean = snn.Eraser(projection)(torch.from_numpy(X).reshape(2, 200, 6))
-    >>> bool(np.allclose(clean.reshape(400, 6), projection(X), atol=1e-5))
+    >>> x, z = torch.randn(400, 6), torch.arange(400) % 2
+    >>> projection = sf.leace(sf.Moments().update(x, {"z": z}), erase="z")
+    >>> torch.allclose(snn.Eraser(projection)(x), projection(x), atol=1e-5)
     True
     """
 
@@ -172,8 +169,7 @@ class Erasers(BySite):
     recipe : CollectionSpec
         The specification of the collection; `placement` and `tokens` are attributes, too.
     **extra
-        ``sequential``, whether each projection was fitted with all earlier projections installed,
-        so that all are exact when installed together.
+        ``sequential``, whether each projection was fitted with all earlier ones installed.
 
     Examples
     --------
@@ -183,22 +179,13 @@ class Erasers(BySite):
     _KIND = "erasers"
     _CONVERTERS = (to_record, from_record)
     _EXTRA = "sequential"
+    _PATH = staticmethod(files.eraser_path)
     sequential: bool
 
     @property
     def apply_to(self) -> Any:
         """The rule for the tokens that :func:`install` changes."""
         return self.recipe.applied
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file.
-
-        Parameters
-        ----------
-        path : path
-            The file, which is replaced atomically; its suffix is ``.safetensors`` or empty.
-        """
-        super().save(files.eraser_path(path))
 
     def _check_tokens(self, tokens: object) -> None:
         """Warn if `tokens` differ from the tokens that the erasers changed during the fit."""

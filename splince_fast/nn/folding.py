@@ -49,8 +49,8 @@ class Folded:
     layers : dict of str to tuple of str
         Names of the layers whose weights changed, by site.
     difference : float
-        Largest difference between the outputs of the folded model and of the model with hooks at
-        every token, on the example and relative to the size of the outputs.
+        Largest difference of the outputs from those with hooks at every token, on the example and
+        relative to their size.
     untied : tuple of str
         Names of the layers whose weights were tied to weights of other layers before the fold.
     """
@@ -75,17 +75,13 @@ def fold(
     model : torch.nn.Module
         The model, which is changed in place; unchanged after an error.
     erasers : Erasers, path, or mapping of str to Projection
-        Erasers by site, for all tokens, because weights do not depend on positions: fit them by
-        ``fit_layers(..., for_fold=True)``.
+        Erasers by site for all tokens, as of ``fit_layers(..., for_fold=True)``.
     into : mapping of str to str, Module, or a list of them, optional
-        All linear layers that read each site, as `at` of :func:`collect`. A site that is itself a
-        linear layer or an embedding needs no entry.
+        All linear layers that read each site, unless it is itself linear or an embedding.
     example : mapping, tuple or tensor
-        Arguments of one call, on which the folded model is compared with the model with hooks. The
-        erasers must change a floating tensor in the output of this call.
+        Arguments of one call with a floating output, on which the model is compared with hooks.
     bias : {"error", "add"}
-        Action if a layer lacks the bias that the mean of an eraser needs, which the erasers of
-        ``fit_layers(..., for_fold=True)`` do not: raise an error, or add a bias.
+        Action if a layer lacks the bias that the mean of an eraser needs.
 
     Returns
     -------

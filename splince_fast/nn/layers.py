@@ -65,9 +65,8 @@ def fit_layers(
 ) -> Erasers:
     """Fit erasers at several sites that remain exact when all are installed.
 
-    In the order in which the sites run, each eraser is fitted on activations with all earlier
-    erasers installed. Each site takes one pass over the data, which ends at the site if it ran at
-    most once per batch in the first pass. Afterwards no eraser is installed.
+    In the order in which the sites run, each eraser is fitted in a pass over the data with all
+    earlier erasers installed. Afterwards no eraser is installed.
 
     Parameters
     ----------
@@ -80,18 +79,15 @@ def fit_layers(
         As for :func:`collect`; by default `labels` are the variables in `erase` and `keep`.
     apply_to : {"body", "all", "first", "last"} or function, optional
         Tokens that the erasers change during the fit and, by default, in :func:`install`; None
-        for `tokens`. The paper fits on ``tokens="last"`` and erases at all tokens, on which the
-        last token at a later site depends.
+        for `tokens`. The paper fits on ``tokens="last"`` and erases at all tokens.
     side, feature_dim, output, heads, forward, weight, skip_ids, device, progress
         As for :func:`collect`.
     on_infeasible : {"raise", "drop"}, optional
         Passed to the method.
     for_fold : bool
-        Choose ``apply_to="all"`` and ``bias="drop"``, with which :func:`fold` can merge the erasers
-        into layers without a bias.
+        Choose ``apply_to="all"`` and ``bias="drop"``, for :func:`fold`.
     bias : {"keep", "drop"}
-        "drop" leaves the mean out of every eraser, ``x - left right^T x``, for linear layers
-        without a bias.
+        "drop" leaves the mean out of every eraser, ``x - left right^T x``.
     **moments
         ``kinds`` and ``joint``, as for :class:`Moments`.
 
@@ -110,8 +106,7 @@ def fit_layers(
     Warns
     -----
     OnePassWarning
-        A site runs several times per batch: its eraser is inexact if later runs depend on the
-        outputs of earlier ones, as in layers with shared weights.
+        A site runs several times per batch: its eraser is inexact if the runs are dependent.
 
     Examples
     --------

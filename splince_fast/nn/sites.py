@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -135,9 +136,7 @@ def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> No
 
 def prefixes(name: str) -> Iterator[str]:
     """Yield the names of the ancestors of the module `name`, outermost first, and then `name`."""
-    parts = name.split(".")
-    for i in range(1, len(parts) + 1):
-        yield ".".join(parts[:i])
+    yield from itertools.accumulate(name.split("."), "{}.{}".format)
 
 
 # -- tensors -------------------------------------------------------------------------------
@@ -404,6 +403,7 @@ class BySite(dict[str, Any]):
     # Two functions: one converts a value to a record of a file, the other a record to a value.
     _CONVERTERS: ClassVar[tuple[Callable[[Any], files.Record], Callable[[Any, Any], Any]]]
     _EXTRA: ClassVar[str]  # name of the further argument of the constructor, an attribute
+    _PATH: staticmethod[[Any], Any] = staticmethod(files.as_path)
 
     def __init__(
         self, values: Mapping[str, Any], sites: Iterable[Site], recipe: CollectionSpec, **extra: Any
@@ -426,8 +426,9 @@ class BySite(dict[str, Any]):
         Parameters
         ----------
         path : path
-            The file, which is replaced atomically.
+            The file, replaced atomically; its suffix for Erasers is ``.safetensors`` or empty.
         """
+        target = self._PATH(path)
         tensors: files.Tensors = {}
         records = {}
         for i, (name, value) in enumerate(self.items()):
@@ -440,7 +441,7 @@ class BySite(dict[str, Any]):
             "recipe": self.recipe.to_dict(),
             self._EXTRA: getattr(self, self._EXTRA),
         }
-        files.write(path, self._KIND, 1, tensors, metadata)
+        files.write(target, self._KIND, 1, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
