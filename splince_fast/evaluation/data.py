@@ -1,7 +1,4 @@
-"""Rows, labels and groups of a data set: reading, checks, class codes, cells, fingerprint.
-
-A cell is a combination of classes of several columns.
-"""
+"""Rows, labels and groups of a data set: reading, checks, class codes, cells, fingerprint."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Heads: logistic regression on embeddings (ridge regression for quantities), selection of alpha.
 
-A head for classes minimises the mean log-loss plus ``alpha / 2 |w|^2``, with an unpenalised
-intercept, as ``LogisticRegression(C=1 / (alpha n))`` does. A head for a quantity minimises half the
-mean squared error plus the same penalty. Features are centred and divided by one number, the root
-of the mean variance of the training features: a scale for each would change their geometry.
+Features are divided by one number: a scale for each would change their geometry.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Splits into training, validation and test rows.
-
-The association protocol sets the association of task and concept in the training and validation
-rows. The natural split is random.
-"""
+"""Splits into training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -90,10 +86,7 @@ class Protocol:
         return cls(y, z, dict(pairs) if is_mapping else aligned_class, codes, notes)
 
     def fractions(self, p: float) -> dict[Cell, float]:
-        """Fraction of each cell, in lexicographic order, among the training rows at association p.
-
-        The validation rows have the same fractions.
-        """
+        """Fraction of each cell, in lexicographic order, in the training and validation rows."""
         if isinstance(self.aligned_class, dict):
             aligned = {a: (p, self.aligned_class[a]) for a in self.aligned_class}
         else:
