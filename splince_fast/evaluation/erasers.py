@@ -200,8 +200,7 @@ def _fit_transformer(spec: object, data: FitData) -> RowMap:
             concept = np.concatenate([concept, validation.concept])
     if "concept" in accepted:
         arguments["concept"] = concept
-    # Copies: estimators may overwrite their arguments, as do those of scikit-learn with
-    # ``copy_X=False``.
+    # Copies: estimators may overwrite their arguments, as with ``copy_X=False``.
     model.fit(*copy.deepcopy((rows, task)), **copy.deepcopy(arguments))
     projection = getattr(model, "projection_", None)
     rank = projection.rank if isinstance(projection, Projection) else None

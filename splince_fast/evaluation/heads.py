@@ -1,7 +1,4 @@
-"""Heads: logistic regression on embeddings (ridge regression for quantities), selection of alpha.
-
-Features are divided by one number: a scale for each would change their geometry.
-"""
+"""Heads: logistic regression on rows (ridge regression for quantities), selection of alpha."""
 
 from __future__ import annotations
 
@@ -111,6 +108,7 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
     unit = math.sqrt(float(np.mean((rows - centre) ** 2))) if scale else 1.0
     if unit == 0.0:
         raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
+    # A scale for each feature would change their geometry.
     scaled = (rows - centre) / unit
     if isinstance(encoded, Columns):
         (head,) = ridge_path(scaled, encoded.values[present], (alpha,))

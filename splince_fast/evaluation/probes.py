@@ -80,8 +80,6 @@ class Leakage:
 
 def check_probes(probes: object, name: str, quantity: str) -> tuple[Component, ...]:
     """Return the named probes of concepts, one of which is the quantity `quantity` ("": none)."""
-    if probes is None:
-        raise InputError(f"{name} is None; pass 'linear', or classifiers")
     components = named_components(probes, ("linear",), "probe")
     for probe in components:
         if f"{probe.name}_accuracy" in METRICS or "[" in probe.name:

@@ -322,8 +322,8 @@ def natural_split(
     usable: NDArray[np.bool_], *, random_state: int, groups: Rows | None = None
 ) -> Split:
     """Split the n usable rows at random: n // 4 test rows, n // 10 validation rows, the rest."""
-    parts = random_parts(np.flatnonzero(usable), groups, random_state, (0.25, 0.1))
-    test, validation, train = parts
+    rows = np.flatnonzero(usable)
+    test, validation, train = random_parts(rows, groups, random_state, (0.25, 0.1))
     return Split(train, validation, test, None, ())
 
 
