@@ -1,9 +1,4 @@
-"""The command line: demo, fit, apply, compare, inspect and doctor.
-
-The module of a command has two functions: ``add(commands)`` declares its arguments, and
-``run(args)`` executes it. :func:`main` imports it inside ``try``, so that Ctrl-C during the imports
-prints no traceback.
-"""
+"""The command line: demo, fit, apply, compare, inspect and doctor."""
 
 from __future__ import annotations
 
@@ -16,15 +11,11 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, with the arguments of the process by default; return its exit status.
-
-    It is 0 after success, 2 after an error in the arguments or the files, 130 after Ctrl-C, and 141
-    if the program that reads the output has closed the pipe.
-    """
+    """Run one command, with the arguments of the process by default; return its exit status."""
     if hasattr(sys.stdout, "reconfigure"):
         # Class names may contain characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
+    try:  # Ctrl-C during the import, too, prints no traceback
         from splince_fast.cli.commands import run
 
         code = run(argv)

@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> None:
         _check_in_place(eraser, paths)
         targets = paths
     elif several:
+        if os.path.isfile(args.output):
+            raise InputError(f"-o {args.output!r} is a file; several files of rows need a folder")
         targets = [os.path.join(args.output, os.path.basename(path)) for path in paths]
     else:
         targets = [args.output]
@@ -96,12 +98,9 @@ def _check_in_place(eraser: Eraser, paths: list[str]) -> None:
             f"this eraser ({eraser.method}) changes erased rows again, and --in-place erases some "
             "rows twice if it is repeated after an interruption; pass -o FILE"
         )
-    suffixes = [suffix for suffix, reader in rows.READERS.items() if reader.in_place]
     for path in paths:
-        if Path(path).suffix not in suffixes:
-            raise InputError(
-                f"--in-place is for {' and '.join(suffixes)} files, not {path!r}; use -o"
-            )
+        if rows.reader_of(path).in_place is None:
+            raise InputError(f"--in-place is for .npy files, not {path!r}; use -o")
 
 
 def _labels(

@@ -22,7 +22,6 @@ def run(argv: Sequence[str] | None) -> int:
     printed: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        """Print each distinct warning once, without its source code."""
         text = _with_flags(str(message), args)
         if text not in printed:
             printed.add(text)

@@ -78,21 +78,16 @@ def run(args: argparse.Namespace) -> None:
     X, labels = _read(args, names)
     from splince_fast.evaluation import compare
 
-    options = {
+    options: dict[str, Any] = {
+        "concept": {name: labels[name] for name in args.erase},
+        "random_state": args.random_state, "n_jobs": args.jobs,
         "erasers": args.eraser, "heads": args.head, "association": args.association,
         "alphas": args.alphas, "sizes": args.sizes, "run": args.folder,
         "n_seeds": 1 if args.test and args.seeds is None else args.seeds,
         "aligned_class": _aligned_class(args.aligned_class, labels[args.erase[0]]),
         **{role: labels[name] for role, name in others.items()},
     }  # fmt: skip
-    given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-    result = compare(
-        X,
-        concept={name: labels[name] for name in args.erase},
-        random_state=args.random_state,
-        n_jobs=args.jobs,
-        **given,
-    )
+    result = compare(X, **{name: value for name, value in options.items() if value is not None})
     print(result)
     if args.save is not None:
         result.save(args.save)
@@ -120,9 +115,8 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
         }
         X = np.concatenate([rows for rows, _ in blocks])
     elif reader.option is not None or paths != [X]:
-        suffixes = (suffix for suffix, r in rows.READERS.items() if r.option != "--key")
         raise InputError(
-            f"compare reads {' and '.join(suffixes)} files; save the array of rows of {X!r} with "
+            f"compare reads .npy and .parquet files; save the array of rows of {X!r} with "
             "numpy.save"
         )
     else:

@@ -26,11 +26,7 @@ Contents = tuple[list[str], dict[str, Any]]
 def read_label_files(
     options: Sequence[str], variables: Sequence[str], kinds: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Read the columns `variables` from the files of ``--labels``, each ``FILE`` or ``NAME=FILE``.
-
-    `kinds` maps variables to "classes" or "continuous". Numbers become arrays (masked arrays if
-    integers are missing), text becomes class codes, and Parquet columns remain Arrow data.
-    """
+    """Read the columns `variables` from the files that the values of ``--labels`` name."""
     columns: dict[str, Any] = {}
     all_names: list[str] = []
     for option in options:

@@ -92,10 +92,8 @@ _RENAMED = {
 
 
 def with_flags(text: str, names: Iterable[str], variables: Mapping[str, str]) -> str:
-    """Replace parameters of Python by options of a command: ``rank_tol=1`` by ``--rank-tol 1``.
-
-    `variables` maps names of the library, such as "task", to those of the command line.
-    """
+    """Replace parameters of Python by options of a command: ``rank_tol=1`` by ``--rank-tol 1``."""
+    # `variables` maps names of the library, such as "task", to those of the command line.
     flags = {name: f"--{name.replace('_', '-')}" for name in names}
     flags |= {name: flags[other] for name, other in _RENAMED.items() if other in flags}
     if "kind" in flags:  # the library names the option beside the parameter

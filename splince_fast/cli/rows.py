@@ -48,14 +48,8 @@ class Erasure(NamedTuple):
         return self.eraser(X[:n], labels)
 
 
-# -- files of arrays -----------------------------------------------------------------------------
-
-
 def read_arrays(path: str, name: str | None) -> tuple[str, dict[str, Any], dict[str, str]]:
-    """Return the name of the rows, all arrays and the metadata of a file.
-
-    The name is "" in a .npy file, and in a .pt file that holds a single tensor.
-    """
+    """Return the name of the rows, all arrays and the metadata of a file."""
     reader = reader_of(path)
     try:
         arrays, metadata = reader.read(path)
@@ -201,9 +195,6 @@ def _write_torch(path: Path, arrays: dict[str, Any], metadata: object) -> None:
     require("torch", "torch").save(arrays[""] if list(arrays) == [""] else arrays, path)
 
 
-# -- tables --------------------------------------------------------------------------------------
-
-
 def _parquet_source(
     paths: Sequence[str], name: str | None, variables: Sequence[str], labels: object
 ) -> Source:
@@ -273,9 +264,6 @@ def _erase_column(erasure: Erasure, table: Table, group: int) -> Table:
     return table.set_column(index, field.with_type(values.type), values)
 
 
-# -- formats -------------------------------------------------------------------------------------
-
-
 class Reader(NamedTuple):
     """A format of files of rows; a file of arrays needs only `outputs` and `read`."""
 
@@ -316,10 +304,7 @@ def reader_of(path: str) -> Reader:
 
 
 def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
-    """Replace each folder by its files of rows, sorted by name.
-
-    The labels of `ordered` files are matched by position: the numbers in their names must ascend.
-    """
+    """Replace each folder by its files of rows by name: the order of numbers if `ordered`."""
     files: list[str] = []
     for path in paths:
         if not os.path.exists(path):
@@ -342,10 +327,7 @@ def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
 
 
 def row_options(args: argparse.Namespace, paths: Sequence[str]) -> tuple[Reader, str | None]:
-    """Return the reader of the first file and the name of the rows, ``--key`` or ``--embedding``.
-
-    Raises InputError unless the files agree with each other and with the options.
-    """
+    """Return the reader of the files and the name of the rows, ``--key`` or ``--embedding``."""
     readers = list(map(reader_of, paths))
     table, key = readers[0].is_table, getattr(args, "key", None)
     if any(reader.is_table != table for reader in readers):

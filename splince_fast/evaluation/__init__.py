@@ -1,7 +1,4 @@
-"""Comparison of erasers by :func:`compare`, and its metrics, splits, heads and probes.
-
-A submodule is imported when one of its public names is first used.
-"""
+"""Comparison of erasers by :func:`compare`, and its metrics, splits, heads and probes."""
 
 from __future__ import annotations
 

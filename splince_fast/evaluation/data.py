@@ -1,7 +1,4 @@
-"""Rows, labels and groups of a data set: reading, checks, class codes, cells, fingerprint.
-
-A cell is a combination of classes of several columns.
-"""
+"""Rows, labels and groups of a data set: reading, checks, class codes, cells, fingerprint."""
 
 from __future__ import annotations
 
@@ -148,12 +145,14 @@ def common_codes(first: ClassCodes, second: ClassCodes) -> tuple[Codes, Codes]:
     return first.codes, table[second.codes]
 
 
-def joint_classes(columns: Sequence[ClassCodes]) -> ClassCodes:
-    """Return the observed cells of several columns as one column; -1 where a label is missing."""
+def joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:
+    """Return the cells of several columns as one column; None if one of them is a quantity."""
+    by_name = {str(i): column for i, column in enumerate(columns) if isinstance(column, ClassCodes)}
+    if len(by_name) < len(columns):
+        return None
     if len(columns) == 1:
-        return columns[0]
-    by_name = {str(i): column for i, column in enumerate(columns)}
-    cells = encode(by_name, len(columns[0]), joint=[tuple(by_name)])[tuple(by_name)]
+        return by_name["0"]
+    cells = encode(by_name, len(by_name["0"]), joint=[tuple(by_name)])[tuple(by_name)]
     assert isinstance(cells, ClassCodes)
     return cells
 
@@ -179,6 +178,7 @@ def cells_of_groups(groups: object, n: int, of: str) -> tuple[ClassCodes, Sequen
         for name, column in columns_of(groups, "groups").items()
     ]
     cells = joint_classes(columns)
+    assert cells is not None
     classes: list[tuple[Any, ...]] = [column.classes for column in columns]
     if len(columns) == 1 or math.prod(map(len, classes)) > _MAX_PRODUCT:
         return cells, cells.classes

@@ -64,9 +64,8 @@ def decide(
         reasons.append(f"Order over the {verdict.n_seeds} seeds at which all erasers have values.")
     if partial:
         reasons.append(f"Not considered, because {remains}it: {joined(partial)}.")
-    return Decision(
-        choice.outcome, choice.eraser, metric, head, choice.sentence(), tuple(reasons)
-    )  # fmt: skip
+    sentence = choice.sentence()
+    return Decision(choice.outcome, choice.eraser, metric, head, sentence, tuple(reasons))
 
 
 def _mean(result: Measurements, metric: str, eraser: str | None, **where: Any) -> float:

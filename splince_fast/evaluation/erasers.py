@@ -1,8 +1,6 @@
 """Erasers of a comparison: from a name, a function or a transformer to a map of rows.
 
-A job holds its rows in scaled coordinates, (x - mean) / scale with one scale for all features.
-Transformers, and the baselines INLP and R-LACE, are fitted to scaled rows and applied to them.
-Functions and the methods of the library have rows in the units of the data.
+Transformers, INLP and R-LACE take scaled rows; functions and methods take the units of the data.
 """
 
 from __future__ import annotations
@@ -202,8 +200,7 @@ def _fit_transformer(spec: object, data: FitData) -> RowMap:
             concept = np.concatenate([concept, validation.concept])
     if "concept" in accepted:
         arguments["concept"] = concept
-    # Copies: estimators may overwrite their arguments, as do those of scikit-learn with
-    # ``copy_X=False``.
+    # Copies: estimators may overwrite their arguments, as with ``copy_X=False``.
     model.fit(*copy.deepcopy((rows, task)), **copy.deepcopy(arguments))
     projection = getattr(model, "projection_", None)
     rank = projection.rank if isinstance(projection, Projection) else None

@@ -1,10 +1,4 @@
-"""Heads: logistic regression on embeddings (ridge regression for quantities), selection of alpha.
-
-A head for classes minimises the mean log-loss plus ``alpha / 2 |w|^2``, with an unpenalised
-intercept, as ``LogisticRegression(C=1 / (alpha n))`` does. A head for a quantity minimises half the
-mean squared error plus the same penalty. Features are centred and divided by one number, the root
-of the mean variance of the training features: a scale for each would change their geometry.
-"""
+"""Heads: logistic regression on rows (ridge regression for quantities), selection of alpha."""
 
 from __future__ import annotations
 
@@ -114,6 +108,7 @@ def fit_head(X: object, y: object, *, alpha: float = 0.01, scale: bool = True) -
     unit = math.sqrt(float(np.mean((rows - centre) ** 2))) if scale else 1.0
     if unit == 0.0:
         raise NotEnoughDataError("all rows are equal, so a head cannot be fitted")
+    # A scale for each feature would change their geometry.
     scaled = (rows - centre) / unit
     if isinstance(encoded, Columns):
         (head,) = ridge_path(scaled, encoded.values[present], (alpha,))

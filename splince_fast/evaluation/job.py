@@ -106,8 +106,6 @@ class Job:
     def _record(self, eraser: str, head: str, **fields: Any) -> Record:
         return Record(self.seed, self.p, self.split.sizes, eraser, head, **fields)
 
-    # -- erasers ---------------------------------------------------------------------------
-
     def _eraser_records(self, component: Component) -> list[Record]:
         """Fit and score one eraser and its heads; the record of the eraser itself comes first."""
         name, data = component.name, self.data
@@ -164,8 +162,6 @@ class Job:
             targets[name] = used, probes.target_of(labels[split.test[used]], members, 0)
         return targets
 
-    # -- heads -----------------------------------------------------------------------------
-
     def _head_record(self, eraser: str, head: Component, rows: ErasedRows) -> Record:
         """Fit and score one head on erased rows; the record of "retrained" covers all alphas."""
         record = self._record(eraser, head.name)
@@ -176,8 +172,7 @@ class Job:
             return self._scored_record(record, self._fit(rows, (0.0,), max_iter=1000)[0], rows)
         if head.spec != "retrained":
             return self._classifier_record(record, head, rows)
-        is_unerased = rows is self.unerased
-        path = self._unerased_head_path if is_unerased else self._fit_head_path(rows)
+        path = self._unerased_head_path if rows is self.unerased else self._fit_head_path(rows)
         fits, selected, notes = path
         records = [self._scored_record(record, fit, rows) for fit in fits]
         best = records[selected]

@@ -12,10 +12,8 @@ The solver is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980). Its prec
 approximate Hessian ``c S + penalty`` with S = Cov(x). The number c replaces the curvatures
 p (1 - p) of the rows, p the predicted probability, by their mean, per problem and class. One
 eigendecomposition of S serves all penalties and all values of c. A fit takes 8 to 40 iterations.
-
-With LogisticRegression of scikit-learn, warm-started along the penalties, the benchmark
-"evaluation/compare" has the same results, but takes 2.9 times as long with "lbfgs" (tol 1e-5:
-3.59 s instead of 1.22 s) and 4.4 times as long with "newton-cholesky".
+LogisticRegression of scikit-learn ("lbfgs", warm-started) takes 2.9 times as long in the benchmark
+"evaluation/compare".
 """
 
 from __future__ import annotations
@@ -56,13 +54,9 @@ def fit(
     tol: float | None = None,
     max_iter: int = 400,
 ) -> Fits:
-    """Solve J problems, as defined in the docstring of the module.
-
-    `rows`, (n, d), are roughly centred and of unit mean variance. `y` (n,) holds class codes.
-    `penalties` is (d, J), or (J,) for one penalty of all features. `sample_weights`, (n, J), have
-    column sums 1; the default is 1 / n. `tol` is the largest absolute gradient entry at a solution;
-    the default is 1e-7, or 1e-5 if a problem has more than 2,000 weights.
-    """
+    """Solve J problems, as defined in the docstring of the module."""
+    # `rows` (n, d) are roughly centred and of unit mean variance. `penalties` is (d, J), or (J,).
+    # `sample_weights` (n, J) have column sums 1. `tol` bounds the absolute gradient entries.
     n, d = rows.shape
     penalties = np.asarray(penalties, dtype=np.float64)
     J = penalties.shape[-1]

@@ -43,7 +43,6 @@ class Differences(list[Difference]):
 
     def table(self) -> Table:
         """Return the table of differences, with intervals, t statistics and p values."""
-
         rows = []
         for d in self:
             interval = "-" if math.isnan(d.low) else f"[{signed(d.low)}, {signed(d.high)}]"
@@ -310,12 +309,6 @@ class Measurements:
         ----------
         metric, head, p
             As for :meth:`values`.
-
-        Returns
-        -------
-        Verdict
-            Named tuple of ``order``, ``leaders`` (the best eraser and those that are not
-            significantly worse), ``confirmed`` (significantly better than all) and ``n_seeds``.
         """
         lower = self.metric(metric).lower_is_better
         if lower is None:

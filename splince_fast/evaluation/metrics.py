@@ -1,8 +1,4 @@
-"""Metrics by group, and the metrics of a comparison in one table, :data:`METRICS`.
-
-Metrics of predictions take ``(y_true, y_pred)`` as their first arguments, as ``make_scorer`` of
-scikit-learn requires. A cell is a group, or a combination of groups of several columns.
-"""
+"""Metrics by group, and the metrics of a comparison in one table, :data:`METRICS`."""
 
 from __future__ import annotations
 
@@ -223,13 +219,6 @@ class TableMetric(Metric):
     bounded: bool = True  # whether a difference of .01 means the same at every value
 
 
-def cell_counts(labels: PartLabels, y_pred: Codes) -> tuple[CellCount, ...]:
-    """Number of test rows, and of correct test rows, of each cell that has test rows."""
-    if labels.cells is None:
-        return ()
-    return tuple(CellCount(*c) for c in counts_per_code(labels.cells, labels.task == y_pred))
-
-
 def _rates(codes: Codes, labels: PartLabels, y_pred: Codes) -> list[float]:
     """Accuracy among the rows of each code that occurs."""
     return [k / n for _, n, k in counts_per_code(codes, labels.task == y_pred)]
@@ -387,7 +376,10 @@ def add_scores(
             values[name] = value
         except Exception as error:
             reason = f"metric {name!r}: {reason_of(error)}"
-    cells = cell_counts(labels, y_pred) if classes else ()
+    counts = (
+        counts_per_code(labels.cells, labels.task == y_pred) if labels.cells is not None else ()
+    )
+    cells = tuple(CellCount(*count) for count in counts)
     return dataclasses.replace(record, values=values, cells=cells, notes=notes, reason=reason)
 
 

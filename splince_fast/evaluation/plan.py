@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +39,7 @@ from splince_fast.evaluation.metrics import Metric, check_metrics
 from splince_fast.evaluation.probes import check_probes
 from splince_fast.evaluation.records import PartLabels
 from splince_fast.evaluation.splits import Protocol, Sizes, Split
-from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 from splince_fast.labels.containers import check_index
 
@@ -129,11 +128,6 @@ class ComparisonPlan:
             _, validation, train = splits.random_parts(train, self.groups, seed, (0.0, 0.1))
             if self.groups is not None:
                 train, validation = np.sort(train), np.sort(validation)
-                if not len(train):
-                    raise NotEnoughDataError(
-                        "the training rows are one group, so validation rows cannot be drawn; mark "
-                        "them in test=, with the names 'train', 'validation' and 'test'"
-                    )
         return Split(train, validation, test, None, ())
 
 
@@ -153,7 +147,7 @@ def make_plan(
     concepts = {str(k): _encode(c, n, str(k), f"concept {str(k)!r}") for k, c in columns.items()}
     if len(concepts) < len(columns):
         raise InputError(f"concept has the names {listed(columns)}; pass names that differ as text")
-    concept_codes = _joint_classes(list(concepts.values()))
+    concept_codes = joint_classes(list(concepts.values()))
     levels, protocol, sizes = _levels(association, aligned_class, sizes, groups, y, concept_codes)
     for name, value, least in (("n_seeds", n_seeds, 1), ("random_state", random_state, 0)):
         if not is_integer(value) or value < least:
@@ -172,7 +166,7 @@ def make_plan(
     group_codes = None if codes is None else codes.codes
     plan = ComparisonPlan(
         X=rows, task=y, concepts=concepts, concept_codes=concept_codes,
-        cells=_joint_classes([y, *concepts.values()]), groups=group_codes,
+        cells=joint_classes([y, *concepts.values()]), groups=group_codes,
         erasers=named_components(erasers, tuple(ERASERS), "eraser"),
         heads=named_components(heads, HEADS, "head"), levels=levels,
         seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
@@ -196,12 +190,6 @@ def _encode(column: object, n: int, name: str, role: str) -> Encoded:
     if len(values) and not np.ptp(values, axis=0).any():
         raise LabelError(f"the {role} has one value in all of its rows, {listed(values[0])}")
     return encoded
-
-
-def _joint_classes(columns: Sequence[Encoded]) -> ClassCodes | None:
-    """Joint classes of several columns; None if one of them is a quantity."""
-    classes = [column for column in columns if isinstance(column, ClassCodes)]
-    return joint_classes(classes) if len(classes) == len(columns) else None
 
 
 def _levels(
@@ -240,11 +228,7 @@ def _encode_parts(test: object, n: int) -> NDArray[np.int8]:
             "'train', 'validation' and 'test'"
         )
     table = np.array([_PARTS[name] for name in column.classes] + [-1], dtype=np.int8)
-    parts = table[column.codes]
-    for k, name in ((0, "training"), (2, "test")):
-        if not (parts == k).any():
-            raise InputError(f"test= leaves no {name} rows")
-    return np.asarray(parts)
+    return np.asarray(table[column.codes])
 
 
 def _check_groups_undivided(groups: ClassCodes, parts: NDArray[np.int8]) -> None:

@@ -1,7 +1,4 @@
-"""Leakage: accuracy of probes for the concept, cross-validated within erased held-out rows.
-
-On the rows of the fit, a linear probe is at chance level by construction, whatever is left.
-"""
+"""Leakage: accuracy of probes for the concept, cross-validated within erased held-out rows."""
 
 from __future__ import annotations
 
@@ -65,8 +62,7 @@ class Probe:
     def scores(self) -> dict[str, float]:
         """Return the scores that are not NaN, by metric name, such as "probe_accuracy"."""
         start = "probe" if self.name == "linear" else self.name
-        scores = {"accuracy": self.accuracy, "auc": self.auc, "r2": self.r2,
-                  "chance": self.chance}  # fmt: skip
+        scores = {name: getattr(self, name) for name in ("accuracy", "auc", "r2", "chance")}
         return {f"{start}_{name}": v for name, v in scores.items() if not math.isnan(v)}
 
 
@@ -79,16 +75,11 @@ class Leakage:
     reason: str  # reason why leakage could not be measured
 
     def __getitem__(self, name: str) -> Probe:
-        for probe in self.probes:
-            if probe.name == name:
-                return probe
-        raise KeyError(name)
+        return {probe.name: probe for probe in self.probes}[name]
 
 
 def check_probes(probes: object, name: str, quantity: str) -> tuple[Component, ...]:
     """Return the named probes of concepts, one of which is the quantity `quantity` ("": none)."""
-    if probes is None:
-        raise InputError(f"{name} is None; pass 'linear', or classifiers")
     components = named_components(probes, ("linear",), "probe")
     for probe in components:
         if f"{probe.name}_accuracy" in METRICS or "[" in probe.name:
@@ -113,10 +104,8 @@ def leakage(
 
     The linear probe is logistic regression on features of unit variance, which minimises mean
     log-loss + .01 / 2 |w|^2; for a quantity, ridge regression with the same penalty. Features whose
-    standard deviation is below 1e-6 of the largest are left out as rounding error, and other
-    classifiers are fitted to the principal components of the rest. If all features are constant up
-    to rounding error, every probe is at chance level. R^2 of a quantity compares the probe with the
-    mean of the fold's training rows, and not, as ``r2_score``, with that of the scored rows.
+    standard deviation is below 1e-6 of the largest are left out as rounding error. R^2 of a
+    quantity compares the probe with the mean of the fold's training rows.
 
     Parameters
     ----------
@@ -207,10 +196,8 @@ def target_of(labels: NDArray[Any], groups: Codes | None, random_state: int) -> 
     codes, n_classes, least = labels, 0, len(labels) // 2
     if labels.ndim == 1:
         classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-        n_classes, least = (
-            len(classes),
-            counts.min(initial=len(labels)) if groups is None else FOLDS,
-        )
+        n_classes = len(classes)
+        least = counts.min(initial=len(labels)) if groups is None else FOLDS
     if n_classes < 2 and not (labels.ndim == 2 and np.ptp(labels, axis=0).any()):
         reason = "the held-out rows have 1 class, or value, of the concept"
     elif least < FOLDS:

@@ -35,6 +35,7 @@ def render(result: Measurements) -> str:
     )
     source = files("splince_fast.evaluation").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     decision, *others = summary(result)
+    entries = map(result.metric, result.metrics)
     page: str = environment.from_string(source).render(
         title=f"Erasing {', '.join(result.context.concepts)}: which eraser, at which cost",
         sentences=[decision.sentence, *others],
@@ -49,9 +50,7 @@ def render(result: Measurements) -> str:
         failures=tables.failures(result),
         notes=result.notes,
         definitions=[
-            *{
-                entry.label: entry.definition for entry in map(result.metric, result.metrics)
-            }.items(),
+            *{entry.label: entry.definition for entry in entries}.items(),
             ("t, p", "of the paired test over seeds, corrected for splits that share rows"),
         ],
         settings=settings(result),

@@ -45,9 +45,8 @@ class Comparison(Measurements):
 
         The outcome is "decided" if one eraser is significantly better than all others and than
         unerased rows, "no gain" if the 95 % interval of the best one's gain over unerased rows lies
-        below .01, and otherwise "not decided": the best mean is recommended "for now". Of erasers
-        whose difference has an interval within .01, the least change of the rows is recommended.
-        Erasers that leave more than 1 % of the covariance with the concept are not considered.
+        below .01, and otherwise "not decided". Erasers that leave more than 1 % of the covariance
+        with the concept are not considered.
 
         Parameters
         ----------

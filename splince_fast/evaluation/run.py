@@ -1,7 +1,4 @@
-"""Function compare: fit and score every eraser and head at every level and seed.
-
-Jobs run in parallel, and an interrupted run can be resumed.
-"""
+"""Function compare: fit and score every eraser and head at every level and seed."""
 
 from __future__ import annotations
 
@@ -76,13 +73,9 @@ def compare(
         Names ("none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "INLP", "RLACE", "oracle",
         "quadratic", and "random", a random subspace of the dimension of the concepts), functions or
         transformers. The keys of a mapping replace the names in the result.
-
-        A function takes the training rows and a dictionary of their labels: "task" ("kept task" if
-        a concept has that name) and "concept", or the names of several concepts. It returns an
-        eraser, or a function of rows (m, d). A transformer is fitted to centred and scaled rows by
-        ``fit(X, task, concept=...)``, or without `concept`: codes of (joint) classes, or a mapping
-        of columns if some concepts are quantities. "oracle", "quadratic" and conditional erasers
-        use the concept labels of all rows.
+        A function takes the training rows and a dictionary of their labels, "task" ("kept task" if
+        a concept has that name) and "concept" or the names of several, and returns a map of rows. A
+        transformer has ``fit(X, task, concept=...)``; see docs/howto/compare.md.
     heads : sequence or mapping
         "retrained" (fitted on erased rows, with a selected alpha), "frozen" (fitted on unerased
         rows), "unregularised" (fitted on erased rows with alpha 0), or classifiers.

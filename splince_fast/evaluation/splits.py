@@ -1,8 +1,4 @@
-"""Splits into training, validation and test rows.
-
-The association protocol sets the association of task and concept in the training and validation
-rows. The natural split is random.
-"""
+"""Splits into training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -90,10 +86,7 @@ class Protocol:
         return cls(y, z, dict(pairs) if is_mapping else aligned_class, codes, notes)
 
     def fractions(self, p: float) -> dict[Cell, float]:
-        """Fraction of each cell, in lexicographic order, among the training rows at association p.
-
-        The validation rows have the same fractions.
-        """
+        """Fraction of each cell, in lexicographic order, in the training and validation rows."""
         if isinstance(self.aligned_class, dict):
             aligned = {a: (p, self.aligned_class[a]) for a in self.aligned_class}
         else:
@@ -329,8 +322,8 @@ def natural_split(
     usable: NDArray[np.bool_], *, random_state: int, groups: Rows | None = None
 ) -> Split:
     """Split the n usable rows at random: n // 4 test rows, n // 10 validation rows, the rest."""
-    parts = random_parts(np.flatnonzero(usable), groups, random_state, (0.25, 0.1))
-    test, validation, train = parts
+    rows = np.flatnonzero(usable)
+    test, validation, train = random_parts(rows, groups, random_state, (0.25, 0.1))
     return Split(train, validation, test, None, ())
 
 

@@ -35,11 +35,8 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float]) -> Interval:
-    """Mean of `values`, one per seed, with its 95 % t interval; NaN values are left out.
-
-    The interval describes the variation over splits of one data set, not over data sets. Of two
-    values its half width would be 12.7 standard errors, so it is NaN.
-    """
+    """Mean of `values`, one per seed, with its 95 % t interval; NaN values are left out."""
+    # Of two values the half width would be 12.7 standard errors, so it is NaN.
     finite = np.array([v for v in values if not math.isnan(v)], dtype=np.float64)
     n = len(finite)
     mean = float(finite.mean()) if n else math.nan
@@ -80,12 +77,9 @@ def corrected_t(
 ) -> TResult:
     """Nadeau and Bengio's corrected resampled t test (Machine Learning 52, 2003).
 
-    The statistic is t = mean / sqrt((1/J + n_test/n_train) var), with J - 1 degrees of freedom,
-    where mean and var are those of the J differences, one per seed, and `ratio` is n_test/n_train.
-    As few differences may be nearly equal by chance, a second test uses the normal distribution
-    with `min_variance`, a lower bound of the variance of one difference, instead of var; the larger
-    p and the wider interval at level .95 are returned. The result is `NO_TEST` if a difference is
-    infinite, or if the differences are equal and not 0, and `min_variance` is 0.
+    t = mean / sqrt((1/J + ratio) var), of J differences, with J - 1 degrees of freedom, and `ratio`
+    n_test/n_train. As few differences may be nearly equal by chance, a second test takes
+    `min_variance` and the normal distribution; the larger p and the wider interval are returned.
     """
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
@@ -108,11 +102,8 @@ def corrected_t(
 
 
 def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
-    """Number of seeds at which the 95 % interval of :func:`corrected_t` has a given half width.
-
-    The smallest J >= 3 with t_{J-1} sd sqrt(1/J + ratio) <= half_width, sd the `deviation` over
-    seeds; None if J would exceed 1000, as the standard error tends to sd sqrt(ratio), not to 0.
-    """
+    """Number of seeds at which the 95 % interval of :func:`corrected_t` has a given half width."""
+    # None above 1000: the standard error tends to deviation * sqrt(ratio), not to 0.
     for n in range(MIN_SEEDS, 1001):
         quantile = float(stdtrit(n - 1, 0.975))
         if quantile * deviation * math.sqrt(1 / n + ratio) <= half_width:
@@ -121,11 +112,7 @@ def seeds_for(deviation: float, ratio: float, half_width: float) -> int | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values by Holm's step-down method (Scandinavian Journal of Statistics 6, 1979).
-
-    The i-th smallest of m p values, p_(i), becomes max_{j <= i} min(1, (m - j + 1) p_(j)). NaN
-    values stay NaN and do not count in m.
-    """
+    """Adjust p values by Holm's method (Scandinavian Journal of Statistics 6, 1979); NaN stays."""
     adjusted = [math.nan] * len(p_values)
     order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
     largest = 0.0
@@ -139,13 +126,9 @@ def paired_difference(
     method: str, reference: str, values: Mapping[int, float],
     reference_values: Mapping[int, float], ratio: float, resolution: int | None = None,
 ) -> Difference:  # fmt: skip
-    """Difference of two methods over the seeds at which both have a value, with a test.
-
-    `resolution` is m for values that are fractions of m test rows (for a worst group, the rows of
-    the smallest cell), and None for other values. If the accuracies of two methods on m rows differ
-    by D, the methods differ on at least |D| m rows, each of which contributes +-1 / m to D. Over
-    random draws of the rows, the variance of D is therefore at least |D| (1 - |D|) / m.
-    """
+    """Difference of two methods over the seeds at which both have a value, with a test."""
+    # If accuracies on m = `resolution` rows differ by D, the methods differ on at least |D| m rows,
+    # each of which contributes +-1 / m: the variance of D is at least |D| (1 - |D|) / m.
     pairs = [values[s] - reference_values[s] for s in values if s in reference_values]
     differences = [difference for difference in pairs if not math.isnan(difference)]
     plain = t_interval(differences)
@@ -160,10 +143,8 @@ def paired_difference(
 
 
 def bootstrap_values(statistic: Statistic, n: int, clusters: Rows | None = None) -> Float:
-    """Values of a statistic on `N_DRAWS` draws of all rows, or of whole clusters; () for one unit.
-
-    The draws depend on n and the clusters alone, so that values of two statistics are paired.
-    """
+    """Values of a statistic on draws of all rows, or of whole clusters; () for one unit."""
+    # The draws depend on n and the clusters alone: values of two statistics are paired.
     members: list[Rows] | None = None
     if clusters is not None:
         _, codes = np.unique(clusters, return_inverse=True)
@@ -177,11 +158,7 @@ def bootstrap_values(statistic: Statistic, n: int, clusters: Rows | None = None)
 
 
 def bootstrap_interval(values: Float) -> tuple[float, float, float]:
-    """Limits of the 95 % percentile interval of bootstrap values, and p of the hypothesis of 0.
-
-    p is twice the fraction of the values on the rarer side of 0. NaN values are left out; without
-    values, the results are NaN.
-    """
+    """Limits of the 95 % percentile interval of bootstrap values, and p of the hypothesis of 0."""
     values = values[~np.isnan(values)]
     if not len(values):
         return math.nan, math.nan, math.nan

@@ -889,7 +889,7 @@ MISTAKES = {
         ("long.npy -o out.safetensors", "can be written only as .npy"),
         ("X.npy -o out.txt", "can be written only as .npy"),
         ("X.npy -o ''", "the path is empty"),
-        ("X.npy a.npy -o e", "File exists"),
+        ("X.npy a.npy -o e", "'e' is a file; several files of rows need a folder"),
         ("X.npy ./X.npy -o new", "two files have the same name"),
         ("absent.npy -o out.npy", "there is no file 'absent.npy'"),
         ("X.npy -o absent/out.npy", "there is no folder"),

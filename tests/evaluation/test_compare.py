@@ -317,7 +317,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"leakage": {"a[b]": GaussianNB()}}, InputError, "as a metric is"),
     ({"n_seeds": 0}, InputError, "n_seeds"),
     ({"n_seeds": 2, "test": y == 0}, InputError, "n_seeds"),
-    ({"n_seeds": 1, "test": y > 2}, InputError, "no test rows"),
+    ({"n_seeds": 1, "test": y > 2}, NotEnoughDataError, " 0 test rows"),
     ({"n_jobs": 0}, InputError, "n_jobs"),
     ({"sizes": (1, 1, 1)}, InputError, "association"),
     ({"aligned_class": 1}, InputError, "aligned_class"),

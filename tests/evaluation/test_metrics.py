@@ -187,7 +187,7 @@ def test_arguments_that_do_not_fit_are_typed_errors() -> None:
         "'concept' has 3 labels but X has 40": lambda: ev.compare(X, task=y, concept=y[:3]),
         "'z_fresh' has 3 labels but X_fresh has 40": lambda: ev.leakage(X, y[:3]),
         "'groups' has 3 labels but X_fresh has 40": lambda: ev.leakage(X, y, groups=y[:3]),
-        "probes is None": lambda: ev.leakage(X, z, probes=None),
+        "None is not a valid probe": lambda: ev.leakage(X, z, probes=None),
         "the path is None": lambda: ev.Comparison.load(None),  # type: ignore[arg-type]
     }
     for match, call in calls.items():
