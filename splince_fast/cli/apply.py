@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> None:
     """Check all paths, then erase the rows of each file."""
     from splince_fast.conditional import load_eraser
 
+    if args.resume and args.in_place:
+        raise InputError("--resume is for -o; with --in-place run the command again")
     eraser = load_eraser(args.eraser)
     several = len(args.rows) > 1 or os.path.isdir(args.rows[0])
     paths = rows.expand_folders(args.rows)
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
         _check_in_place(eraser, paths)
         targets = paths
     elif several:
-        if os.path.isfile(args.output):
+        if os.path.isfile(args.output) or Path(args.output).suffix in rows.READERS:
             raise InputError(f"-o {args.output!r} is a file; several files of rows need a folder")
         targets = [os.path.join(args.output, os.path.basename(path)) for path in paths]
     else:
@@ -127,7 +129,8 @@ def _check_target(
     own = os.path.realpath(target)
     others = [other for other in paths if os.path.realpath(other) != own]
     inputs = [args.eraser, *labels.paths_of(args.labels), *others]
-    check_outputs({"--output": target}, inputs, force=force)
+    own_suffix = Path(target).suffix
+    check_outputs({"--output": target}, inputs, force=force, suffixes={"--output": own_suffix})
     allowed = rows.reader_of(path).outputs
     if Path(target).suffix not in allowed:
         raise InputError(

@@ -62,7 +62,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> None:
     """Check the arguments, read the files, compare the erasers, and write the results."""
     inputs = [args.embeddings, *paths_of(args.labels)]
-    check_outputs({"--output": args.output, "--save": args.save}, inputs, force=args.force)
+    outputs = {"--output": args.output, "--save": args.save}
+    check_outputs(outputs, inputs, force=args.force, suffixes={"--output": ".html"})
     if args.output is not None:  # report a missing package before the comparison runs
         require("matplotlib.figure", "evaluate")
         require("jinja2", "evaluate")

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from splince_fast.exceptions import InputError
@@ -60,14 +61,19 @@ def add_shared(parser: Any, *names: str) -> None:
         parser.add_argument(name, **SHARED[name])
 
 
+_SUFFIXES = {".npy", ".npz", ".pt", ".parquet", ".csv", ".tsv", ".html", ".safetensors"}
+
+
 def check_outputs(
     outputs: Mapping[str, str | None],
     inputs: Iterable[str] = (),
     *,
     force: bool = False,
     resumed: Iterable[str] = (),
+    suffixes: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise InputError for a path that cannot be written; `resumed` options may name old files."""
+    # A path may end in no other known suffix than that of its format: safetensors by default.
     uses = {os.path.realpath(path): "an input" for path in inputs}
     for option, path in outputs.items():
         if path is None:
@@ -81,6 +87,9 @@ def check_outputs(
             raise InputError(f"{option}: {path!r} is {uses[real_path]}, too; name another file")
         if os.path.exists(path) and not force and option not in resumed:
             raise InputError(f"{path!r} exists; name another file, or overwrite it with --force")
+        suffix = suffixes.get(option, ".safetensors")
+        if Path(path).suffix in _SUFFIXES - {suffix}:
+            raise InputError(f"{option}: {path!r} must end in {suffix}, the format of the file")
         uses[real_path] = f"the file of {option}"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # All arrays of a file by name, and its metadata.
 Contents = tuple[dict[str, Any], dict[str, str]]
 
-_COMPARED_ROWS = 64  # number of first rows that are erased again to compare them
+_COMPARED_ROWS = 64  # number of rows at both ends and in the middle that are compared
 
 
 class Erasure(NamedTuple):
@@ -42,10 +42,10 @@ class Erasure(NamedTuple):
         """Erase all rows; `options` are those of an eraser."""
         return self.eraser(X, self.labels, progress=None, **options)
 
-    def first(self, X: Any, n: int) -> Any:
-        """Erase the first n rows."""
-        labels = self.labels and {name: column[:n] for name, column in self.labels.items()}
-        return self.eraser(X[:n], labels)
+    def part(self, X: Any, rows: slice) -> Any:
+        """Erase some rows."""
+        labels = self.labels and {name: column[rows] for name, column in self.labels.items()}
+        return self.eraser(X[rows], labels)
 
 
 def read_arrays(path: str, name: str | None) -> tuple[str, dict[str, Any], dict[str, str]]:
@@ -106,7 +106,7 @@ def _erase_in_place(erasure: Erasure) -> int:
     from splince_fast.sources._npy import open_npy
 
     X = open_npy(erasure.path, "r+")
-    if (dtype := erasure.first(X, 0).dtype) != X.dtype:
+    if (dtype := erasure.part(X, slice(0)).dtype) != X.dtype:
         raise InputError(
             f"{erasure.path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE"
         )
@@ -116,11 +116,15 @@ def _erase_in_place(erasure: Erasure) -> int:
 
 
 def _arrays_are_erased(erasure: Erasure) -> bool:
-    """Compare the shapes, and the bits of the first rows."""
+    """Compare the shapes, and the bits of rows at both ends and in the middle."""
     X, erased = (_host_rows(path, erasure.name) for path in (erasure.path, erasure.target))
-    first = erasure.first(X, _COMPARED_ROWS)
-    found = (erased.shape, erased.dtype, erased[:_COMPARED_ROWS].tobytes())
-    return found == (X.shape, first.dtype, first.tobytes())
+    starts = {0, len(X) // 2, max(0, len(X) - _COMPARED_ROWS)}
+    parts = [slice(start, start + _COMPARED_ROWS) for start in starts]
+    return erased.shape == X.shape and all(
+        (again := erasure.part(X, part)).dtype == erased.dtype
+        and again.tobytes() == erased[part].tobytes()
+        for part in parts
+    )
 
 
 def _read_npy(path: str) -> Contents:
@@ -131,7 +135,7 @@ def _read_npy(path: str) -> Contents:
 
 def _erase_to_npy(path: Path, erasure: Erasure) -> NDArray[Any]:
     X = _host_rows(erasure.path, erasure.name)
-    dtype = erasure.first(X, 0).dtype
+    dtype = erasure.part(X, slice(0)).dtype
     out = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=X.shape)
     # Allocate the file on the disk: a full disk raises an error here, whereas a write to the map
     # would kill the process.
@@ -222,14 +226,16 @@ def _erase_parquet(erasure: Erasure) -> int:
 
 
 def _parquet_is_erased(erasure: Erasure) -> bool:
-    """Compare the numbers of rows and of row groups, and the first row group."""
+    """Compare the numbers of rows and of row groups, and the first and the last row group."""
     parquet = require("pyarrow.parquet", "parquet")
     with parquet.ParquetFile(erasure.path) as file, parquet.ParquetFile(erasure.target) as erased:
         groups = _row_groups(file, erasure)
         counts = erased.metadata.num_rows, erased.metadata.num_row_groups
         return counts == (file.metadata.num_rows, len(groups)) and all(
-            _erase_column(erasure, file.read_row_group(i), i).equals(erased.read_row_group(0))
-            for i in groups[:1]
+            _erase_column(erasure, file.read_row_group(groups[i]), groups[i]).equals(
+                erased.read_row_group(i)
+            )
+            for i in {0, len(groups) - 1} & set(range(len(groups)))
         )
 
 

@@ -269,6 +269,14 @@ class CallSelections:
         self._is_partial: bool | Tensor = False
         self._handles: list[RemovableHandle] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        names = "token_rule", "n_calls", "ran_compiled"  # a copy is of no running call
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["token_rule"])  # type: ignore[misc]
+        self.__dict__.update(state)
+
     def current(self, name: str) -> Selection:
         """Return the selection of the running call; error messages name the site `name`."""
         call = self._call()

@@ -345,6 +345,7 @@ class Collector:
                 self._batch_labels = read_labels(batch, self.labels)
                 self._selected: dict[object, SelectedRows] = {}  # by mask and shape of the rows
                 self._counted = np.zeros(0, bool)  # whether a sequence has selected tokens
+                self._stopped = False
                 with suppress(calls.StopForward):
                     calls.call(model, calls.batch_to(batch, device), keys, forward)
                 n = int(np.count_nonzero(self._counted))
@@ -357,7 +358,7 @@ class Collector:
 
     def _add(self, name: str, value: object) -> None:
         """Add the selected rows of a site; `value` is the output or the input of its module."""
-        if sites.in_backward():
+        if self._stopped or sites.in_backward():
             return
         rows, mask, selection = selected_rows(name, value, self.placement, self.selections)
         self.calls[name] += 1
@@ -375,6 +376,7 @@ class Collector:
             for head, head_rows in zip(keys, flat.chunk(len(keys), dim=1), strict=True):
                 self._sums_of(head, head_rows).add(head_rows, selected)
         if self._stops:
+            self._stopped = True  # a model may catch the exception and go on
             raise calls.StopForward
 
     def _select(self, shape: tuple[int, ...], mask: Tensor | None) -> SelectedRows:

@@ -182,7 +182,13 @@ class Installed:
         discard_compiled_code()
 
     def check(self) -> None:
-        """Raise NeverCalledError if the model was called, and a site did not run."""
+        """Raise NeverCalledError if a site did not run in a call, or other code removed a hook."""
+        for module, hook in self._hooks:
+            if self._handles and hook not in SiteHook.of(module, hook.placement.side):
+                raise NeverCalledError(
+                    f"other code removed the hook at {hook.name!r}, so nothing is erased there; "
+                    "install the erasers again, after that code"
+                )
         never_called = [h.name for _, h in self._hooks if not (h.n_calls or h.ran_compiled)]
         selections = self._hooks[0][1].selections if never_called else None
         if selections and (selections.n_calls or selections.ran_compiled):

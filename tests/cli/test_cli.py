@@ -681,9 +681,13 @@ def test_apply_resumes_after_a_kill(eraser: sf.Projection, cli: Cli, suffix: str
     sf.leace(sf.Moments().update(X, {"z": np.arange(N) % 2}), erase="z").save("f")
     assert "exists" in cli(line.replace(" e ", " f ") + " -o out --resume", 2)
     save_rows(f"in/2{suffix}", X[20:])
+    tail = X[40:].copy()
+    tail[-1] += 1
+    save_rows(f"in/4{suffix}", tail)
+    os.utime(f"in/4{suffix}", ns=(0, 0))
     os.utime(f"out/3{suffix}", ns=(0, 0))
     assert "exists" in cli(f"{line} -o out --resume", 2)
-    assert skipped("--resume --force") == [True, True, False, False, True]
+    assert skipped("--resume --force") == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -835,6 +839,7 @@ MISTAKES = {
         ("--rank-tol 1", "a number in [0, 1)"),
         ("--checkpoint ./new", "is the file of --output, too"),
         ("--save-moments ./new", "is the file of --output, too"),
+        ("--save-moments m.npz", "'m.npz' must end in .safetensors"),
         ("--checkpoint labels.csv", "is an input, too"),
         ("--max-amplification 0.5", "of at least 1"),
         ("--subsample 2", "above 0 and at most 1"),
@@ -890,6 +895,8 @@ MISTAKES = {
         ("X.npy -o out.txt", "can be written only as .npy"),
         ("X.npy -o ''", "the path is empty"),
         ("X.npy a.npy -o e", "'e' is a file; several files of rows need a folder"),
+        ("X.npy a.npy -o new.npy", "'new.npy' is a file; several files of rows need a folder"),
+        ("X.npy --in-place --resume", "--resume is for -o"),
         ("X.npy ./X.npy -o new", "two files have the same name"),
         ("absent.npy -o out.npy", "there is no file 'absent.npy'"),
         ("X.npy -o absent/out.npy", "there is no folder"),

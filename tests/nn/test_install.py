@@ -141,6 +141,35 @@ def test_a_site_that_did_not_run_is_an_error() -> None:
     assert hooks_in(model) == 0
 
 
+def test_hooks_removed_by_other_code_are_an_error() -> None:
+    model = tiny("sequential")
+    installed = snn.install(model, {"2": projection()})
+    model(torch.randn(2, 5))  # the hook ran before it was removed
+    model[2]._forward_hooks.clear()
+    with pytest.raises(snn.NeverCalledError, match="other code removed"):
+        installed.check()
+    installed.remove()
+
+
+def test_a_copy_made_in_a_call_has_no_tokens_of_that_call() -> None:
+    copies: list[Any] = []
+
+    class Copying(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.site = torch.nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            copies.append(copy.deepcopy(self.site))
+            return self.site(x)
+
+    model = Copying()
+    with snn.install(model, {"site": projection()}, tokens="last"):
+        model(torch.randn(2, 3, 16), attention_mask=torch.ones(2, 3))
+        with pytest.raises(snn.SiteError, match="outside of a call"):
+            copies[0](torch.randn(2, 3, 16))
+
+
 def test_copies_and_pickles_of_a_model_erase_too() -> None:
     model, batch = tiny("llama"), inputs("llama")
     with snn.install(model, {"model.layers.0": projection()}) as installed:
