@@ -548,10 +548,3 @@ def read_report(metadata: Mapping[str, Any]) -> Report | None:
 
     report = metadata["report"]
     return None if report is None else Report.from_dict(report)
-
-
-def shift_of(bias: Float, right: Float, mean: Float) -> Float:
-    """Return bias - right @ mean, with entries at the rounding level of the products set to 0."""
-    difference = bias - right @ mean
-    noise = 4 * len(mean) * _EPS * (np.abs(right) @ np.abs(mean))
-    return np.where(np.abs(difference) > noise, difference, 0.0)

@@ -105,8 +105,7 @@ def with_flags(text: str, names: Iterable[str], variables: Mapping[str, str]) ->
     # `variables` maps names of the library, such as "task", to those of the command line.
     flags = {name: f"--{name.replace('_', '-')}" for name in names}
     flags |= {name: flags[other] for name, other in _RENAMED.items() if other in flags}
-    if "kind" in flags:  # the library names the option beside the parameter
-        text = re.sub(r" \(on the command line: [^)]*\)", "", text)
+    if "kind" in flags:
         text = re.sub(r"(?:Moments\()?kinds=\{'(\w+)': '(\w+)'\}\)?", r"--kind \1=\2", text)
     text = re.sub(
         r"((?:variable '|--kind ))(\w+)\b", lambda m: m[1] + variables.get(m[2], m[2]), text

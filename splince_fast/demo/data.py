@@ -26,8 +26,6 @@ TEMPLATES: Final = "templates.txt"
 ARRAYS: Final = "professions.safetensors"
 KIND: Final = "profession-activations"
 FORMAT_VERSION: Final = 1
-# Tokens whose odds are compared, in the order of the rows of the stored head.
-PRONOUNS: Final = (" he", " she")
 SLOT: Final = "{noun}"
 
 

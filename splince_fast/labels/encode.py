@@ -244,7 +244,7 @@ def _warn_of_texts(classes: tuple[ClassName, ...], n_rows: int, name: str, by_ki
         warn(
             f"variable {name!r} has the class {matches[0]!r}, which looks like a missing value in "
             f"text; pass None or NaN for missing labels; {_choice(name, 'classes', by_kinds)} "
-            f"silences this warning (on the command line: --kind {name}=classes)",
+            "silences this warning",
             MissingLabelWarning,
         )
 

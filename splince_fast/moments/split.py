@@ -169,12 +169,8 @@ class Split:
     @property
     def variables(self) -> dict[VariableName, Variable]:
         """A variable of each name, with the kind and names of all parts; the sums may differ."""
-        found: dict[VariableName, Variable] = {}
-        for leaf in self.leaves():
-            for name, variable in leaf.variables.items():
-                if name not in found or is_unnamed(found[name].names):
-                    found[name] = variable
-        return found
+        items = [item for leaf in self.leaves() for item in leaf.variables.items()]
+        return dict(items) | {name: v for name, v in items if not is_unnamed(v.names)}
 
     def descriptions(self) -> dict[VariableName, str]:
         texts = {name: variable.description for name, variable in self.variables.items()}

@@ -935,7 +935,7 @@ MESSAGES = {
     "keep is 3; it must be 'oas' or 1": "--keep is 3; it must be 'oas' or 1",
     "n_seeds is 0": "--seeds is 0",
     "p = P(z = rank_tol)": "p = P(z = rank_tol)",
-    "pass kinds={'a': 'classes'} (on the command line: --kind a=classes)": "pass --kind a=classes",
+    "pass kinds={'a': 'classes'}": "pass --kind a=classes",
     "Moments(kinds={'task': 'continuous'})": "--kind job=continuous",
     "variable 'task' and variable 'z'": "variable 'job' and variable 'z'",
 }

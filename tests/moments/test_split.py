@@ -56,6 +56,27 @@ def test_classes_of_folds_are_sorted_by_value_whatever_the_order_of_the_labels(
             assert [cells.sum(axis=1).tolist(), cells.sum(axis=0).tolist()] == counts
 
 
+@pytest.mark.parametrize("make", [partial(Moments, by="z"), partial(Folds, 2)], ids=["by", "folds"])
+def test_names_that_one_part_has_are_those_of_all(make: Any) -> None:
+    """A part without names came between parts of other names, which could then not be summed."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X, split = np.eye(2), make()
+    named, other = ({"q": pandas.DataFrame(X, columns=list(names))} for names in ("pr", "st"))
+    for z, labels in (("a", named), ("b", {"q": X}), ("a", named), ("c", {"q": X})):
+        split.update(X, {"z": [z, z]} | labels)
+    before = state_bytes(split)
+    with pytest.raises(LabelError, match="columns"):
+        split.update(X, {"z": ["d", "d"]} | other)
+    assert state_bytes(split) == before
+    if isinstance(split, Moments):
+        with pytest.raises(IncompatibleMomentsError, match="columns"):
+            split += make().update(X, {"z": ["d", "d"]} | other)
+    assert (split.total if isinstance(split, Folds) else split).cross_covariance("q").shape == (
+        2,
+        2,
+    )
+
+
 @pytest.mark.parametrize(
     ("layout", "dtype"), [("C", "f4"), ("F", "f4"), ("strided", "f4"), ("C", "f2"), ("C", "i2")]
 )
