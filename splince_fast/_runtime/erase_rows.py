@@ -201,7 +201,7 @@ def erase(
 
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
     with nullcontext() if hidden else Progress(X.size // d, show=progress) as bar:
-        matrices = _matrices(X, out, mask)
+        matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask)
         for rows, target, selected, number in matrices:
             for first in range(0, len(rows), chunk):
                 part = slice(first, first + chunk)
