@@ -541,9 +541,9 @@ static Factors packed(const Level *level, Index rank, Index width, const double 
 static void erase(const Level *level, const Factors *map, const Table *rows, const Table *out,
                   Index n, int streamed, Index overflow_row) {
     const int is_float16 = rows->dtype == F16;
-    const EraseArguments arguments = {map, rows->matrix, out->matrix, n, is_float16, streamed};
-    check_equal("row that overflows float16", 0, level->erase[rows->dtype == F64](&arguments),
-                overflow_row);
+    const Index found = level->erase[rows->dtype == F64](map, rows->matrix, out->matrix, n,
+                                                         is_float16, streamed);
+    check_equal("row that overflows float16", 0, found, overflow_row);
 }
 
 static void check_erase(const Level *level, int dtype, Index rank, Index n, Index width) {
