@@ -23,7 +23,6 @@ DATA = Path(
 NEEDS = {
     "torch": [
         "splince_fast/nn/*.py",
-        "splince_fast/sources/_torch.py",
         "splince_fast/_runtime/torch_rows.py",
         "docs/live_models.md",
         "tests/nn",
