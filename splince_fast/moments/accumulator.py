@@ -8,7 +8,7 @@ the input beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -105,8 +105,8 @@ class Accumulator:
         owners = [self._work, self.state, self.buffer, self.label_products, *tensors]
         return sum(owner.nbytes for owner in owners if owner is not None)
 
-    def leaves(self) -> Iterable[Accumulator]:
-        return (self,)
+    def leaves(self) -> list[Accumulator]:
+        return [self]
 
     def nonempty_state(self) -> State:
         if self.state is None or self.state.weight == 0:

@@ -7,7 +7,7 @@ is a part.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
@@ -66,9 +66,8 @@ class Split:
             return accumulator_of(self.parameters)
         return Accumulator(replace(self.parameters, by=None), self._work)
 
-    def leaves(self) -> Iterator[Accumulator]:
-        for part in self.parts.values():
-            yield from part.leaves()
+    def leaves(self) -> list[Accumulator]:
+        return [leaf for part in self.parts.values() for leaf in part.leaves()]
 
     def prepare(
         self,
@@ -155,7 +154,7 @@ class Split:
 
     @property
     def width(self) -> int | None:
-        return next((leaf.width for leaf in self.leaves() if leaf.width), None)
+        return max((leaf.width or 0 for leaf in self.leaves()), default=0) or None
 
     @property
     def n_rows(self) -> int:
