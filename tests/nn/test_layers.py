@@ -277,3 +277,23 @@ def test_erasers_survive_a_file(tmp_path: Path) -> None:
     other = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(9)))
     with pytest.raises(snn.SiteError, match="must have width 16"), snn.install(other, path):
         other(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing was erased")
+def test_a_model_that_catches_the_end_of_a_pass_counts_rows_once() -> None:
+    class Retrying(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            hidden = self.a(input)
+            try:
+                return self.b(hidden)
+            except Exception:  # the exception that ends a pass after its site
+                return self.b(hidden)
+
+    z = np.arange(40) % 2
+    batch = {"input": torch.randn(40, 8) + torch.from_numpy(z)[:, None], "z": z}
+    erasers = snn.fit_layers(Retrying(), [batch], ["a", "b"], "leace", erase="z")
+    assert [erasers[name].report.n_rows for name in ("a", "b")] == [40, 40]

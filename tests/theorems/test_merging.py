@@ -205,3 +205,10 @@ def test_classes_absent_from_the_first_block_or_from_one_worker() -> None:
         np.testing.assert_allclose(
             moments.cross_covariance("z")[:, order], whole.cross_covariance("z"), rtol=1e-11
         )
+
+
+def test_a_sum_has_the_rounding_of_its_coarsest_rows() -> None:
+    X = normal(50, 3)
+    fine, coarse = Moments().update(X), Moments().update(X.astype(np.float32))
+    for total in (fine + coarse, coarse + fine):
+        assert total._state().row_eps == np.finfo(np.float32).eps > fine._state().row_eps
