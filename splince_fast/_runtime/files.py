@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import math
@@ -121,11 +120,12 @@ def _partial_prefix(target: Path) -> str:
 
 def partial_files(targets: Iterable[Path]) -> list[Path]:
     """Return the temporary files of :func:`replacing` that killed processes left beside targets."""
+    prefixes = {target.parent / _partial_prefix(target) for target in targets}
     found = []
-    for target in targets:
-        prefix = _partial_prefix(target)
-        for path in target.parent.glob(f"{glob.escape(prefix)}*.partial"):
-            if re.fullmatch(r"\d+\.\d+\.partial", path.name[len(prefix) :]):
+    for folder in {prefix.parent for prefix in prefixes}:
+        for path in folder.glob(".*.partial"):
+            match = re.fullmatch(r"(.*\.)\d+\.\d+\.partial", path.name, re.DOTALL)
+            if match and folder / match[1] in prefixes:
                 found.append(path)
     return found
 
@@ -186,7 +186,7 @@ def read(path: str | os.PathLike[str], kind: str, format_version: int) -> Record
         elif int(version) > format_version:
             reason = (
                 f"has format {version}, and this {_LIBRARY} ({library_version()}) reads up to "
-                f"{format_version}: upgrade to that which wrote it, {header['library_version']}"
+                f"{format_version}: upgrade to version {header['library_version']}, which wrote it"
             )
         elif header.get("sha256") != _digest(tensors, header.get("metadata", "")):
             reason = f"does not match its checksum; {_DAMAGED}"

@@ -427,6 +427,14 @@ def test_the_longest_names_can_be_written(tmp_path: Path, name: str) -> None:
     assert Moments.load(tmp_path / name).n_rows == 2
 
 
+def test_long_names_that_begin_alike_share_one_temporary_file(tmp_path: Path) -> None:
+    """It is listed once: the command deletes the files of the list."""
+    targets = [tmp_path / f"{'x' * 210}{end}" for end in "ab"]
+    left = tmp_path / f"{files._partial_prefix(targets[0])}1.2.partial"
+    left.touch()
+    assert files.partial_files(targets) == [left]
+
+
 @pytest.mark.parametrize("name", ["", ".", "/", "folder"])
 def test_what_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
