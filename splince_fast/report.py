@@ -593,9 +593,8 @@ class FitValues(NamedTuple):
     sampling: Sampling | None
     diagonal: DiagonalCovariance | None
     sensitivity: float
-    noises: tuple[Noise, ...]  # one per erased variable; empty if erasure is not complete
     strength: float
-    feature_names: tuple[str, ...] | None
+    noises: tuple[Noise, ...] = ()  # one per erased variable; empty if erasure is not complete
 
 
 def build_report(

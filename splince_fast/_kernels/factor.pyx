@@ -364,12 +364,13 @@ cdef double smallest_eigenvalue(Factor f, double* work) noexcept nogil:
     last one. For up to SMALL features, |c^{-1}| is estimated by |L0^{-1}|_F^2, between |c^{-1}| and
     d |c^{-1}|; for more, LAPACK estimates the 1-norm, which is at least the spectral norm.
     """
-    cdef int d = f.width, info = 0, size = d * d, one = 1
+    cdef int d = f.width, info = 0, size, one = 1
     cdef double reciprocal = 0.0
     if d > SMALL:
         cython_lapack.dpocon(b"L", &d, f.c, &d, &ONE, &reciprocal, work, <int*>(work + 3 * d),
                              &info)
         return reciprocal
+    size = d * d  # an int here: d is at most SMALL
     memset(work, 0, sizeof(double) * size)
     cython_lapack.dlacpy(b"L", &d, &d, f.c, &d, work, &d)
     cython_lapack.dtrtri(b"L", b"N", &d, work, &d, &info)

@@ -25,9 +25,11 @@ from splince_fast._solve import tolerances
 
 Float = NDArray[np.float64]
 
-# Relative change of the barycentre's root, and iterations: data need 5 to 13; any are feasible.
+# Relative change at which the root of the barycentre has converged, and limit of the iterations.
+# Data need 5 to 13; the maps are feasible after any number.
 _CONVERGED, _ITERATIONS = 1e-8, 200
-# Erasure sets rows to their mean where S_w has a smaller eigenvalue, to keep half of the digits.
+# Whitening a direction in which S_w has a smaller eigenvalue would lose half of the digits. Erasure
+# sets rows to their mean in these directions.
 _TINY = 1e-8
 
 
@@ -83,7 +85,7 @@ class ClassMaps(NamedTuple):
 
 
 def qleace(fractions: Float, covariances: Float, weights: Float, support: Support) -> ClassMaps:
-    """Return the maps of classes to one covariance with the least change, for feature weights."""
+    """Return the maps to one covariance that change the rows, weighted by `weights`, least."""
     whitener, roots = support.whitener, []
     for c, covariance in enumerate(covariances):
         try:

@@ -242,13 +242,12 @@ class IterativeEraser(ErasingTransformer):
         warnings: tuple[str, ...] = ()
         majority = data.selection.majority()
         if not basis.shape[1]:
-            warnings = (f"nothing was erased, so the eraser is the identity: {run.stop}",)
-            if run.accuracies:
-                accuracies = ", ".join(f"{accuracy:.3f}" for accuracy in run.accuracies[:3])
-                warnings = (
-                    f"{warnings[0]} (probe accuracy on the selection rows {accuracies}; always "
-                    f"predicting the most frequent class gives {majority:.3f})",
-                )
+            # The first probe of INLP ended the fit.
+            warnings = (
+                f"nothing was erased, so the eraser is the identity: {run.stop} (probe accuracy on "
+                f"the selection rows {run.accuracies[0]:.3f}; always predicting the most frequent "
+                f"class gives {majority:.3f})",
+            )
             warn(warnings[0], NothingErasedWarning)
         self._projection = Projection(basis, basis, data.mean, method=name)
         self.report_ = ErasureReport(

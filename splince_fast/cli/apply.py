@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         if several:
             os.makedirs(args.output, exist_ok=True)
         for erasure in erasures:
-            _check_target(args, erasure, paths, force=args.force or erasure.target in finished)
+            _check_target(args, erasure, force=args.force or erasure.target in finished)
     for partial in partial_files(map(Path, targets)) if args.resume else ():
         partial.unlink()
     for erasure in erasures:
@@ -120,15 +120,11 @@ def _labels(
     return labels.read_label_files(args.labels, list(kinds), kinds)
 
 
-def _check_target(
-    args: argparse.Namespace, erasure: rows.Erasure, paths: list[str], *, force: bool
-) -> None:
+def _check_target(args: argparse.Namespace, erasure: rows.Erasure, *, force: bool) -> None:
     """Raise InputError for an output that cannot be written, or not in its format."""
     path, target = erasure.path, erasure.target
     # A file may replace its own input: the output has a temporary name until it is complete.
-    own = os.path.realpath(target)
-    others = [other for other in paths if os.path.realpath(other) != own]
-    inputs = [args.eraser, *labels.paths_of(args.labels), *others]
+    inputs = [args.eraser, *labels.paths_of(args.labels)]
     own_suffix = Path(target).suffix
     check_outputs({"--output": target}, inputs, force=force, suffixes={"--output": own_suffix})
     allowed = rows.reader_of(path).outputs

@@ -42,7 +42,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="levels of the association of concept and task in training rows, such as .5,.7,.9 "
         "(default: that of the data)")  # fmt: skip
     add("--aligned-class", metavar="CLASS",
-        help="class of the concept that goes with the second class of the task")  # fmt: skip
+        help="class of the concept that is aligned with the second class of the task")  # fmt: skip
     add("--sizes", type=_numbers(int), metavar="N,N,N",
         help="numbers of training, validation and test rows")  # fmt: skip
     add("--seeds", type=int, metavar="N",

@@ -73,7 +73,7 @@ def check_outputs(
     suffixes: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise InputError for a path that cannot be written; `resumed` options may name old files."""
-    # A path may end in no other known suffix than that of its format: safetensors by default.
+    # A known suffix of another format is refused; formats are safetensors by default.
     uses = {os.path.realpath(path): "an input" for path in inputs}
     for option, path in outputs.items():
         if path is None:

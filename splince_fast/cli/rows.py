@@ -310,7 +310,8 @@ def reader_of(path: str) -> Reader:
 
 
 def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
-    """Replace each folder by its files of rows by name: the order of numbers if `ordered`."""
+    """Replace each folder by its files of rows, sorted by name."""
+    # With `ordered`, names whose numbers are in another order raise InputError.
     files: list[str] = []
     for path in paths:
         if not os.path.exists(path):

@@ -243,7 +243,7 @@ def _linear_scores(rows: Float, target: ProbeTarget) -> list[Float]:
     """Scores (n, C) of the linear probe on the test rows of each fold; (n, 1) for two classes."""
     # All folds are fitted in one batch on the same unstandardised rows: the penalty |w|^2 on
     # weights of standardised features is sum_k s_k^2 u_k^2, with s_k the standard deviation of
-    # feature k in a fold and u = w / s. A feature that is constant in a fold gets the largest one.
+    # feature k in a fold and u = w / s. A feature that is constant in a fold gets the largest s.
     weights = np.zeros((len(rows), len(target.folds)))
     for j, (train, _) in enumerate(target.folds):
         weights[train, j] = 1.0 / len(train)

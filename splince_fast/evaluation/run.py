@@ -206,10 +206,10 @@ def _minimum_note(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> list[s
     # at least -sqrt(log k / (2 n)).
     if plan.cells is None:
         return []
-    counts = [np.bincount(plan.cells.codes[split.test]) for split in splits.values()]
+    tests = (plan.cells.codes[split.test] for split in splits.values())
+    counts = [np.unique(codes, return_counts=True)[1] for codes in tests]
     bound, k, n = max(
-        (math.sqrt(math.log((c > 0).sum()) / (2 * c[c > 0].min())), (c > 0).sum(), c[c > 0].min())
-        for c in counts
+        (math.sqrt(math.log(len(c)) / (2 * c.min())), len(c), c.min()) for c in counts
     )
     text = (
         f"the worst group is the lowest of {k} cells, the smallest of {n} test rows: chance alone "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import is_not
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -17,8 +16,6 @@ from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.statistics import Factored, check_moments
 from splince_fast.projection import Projection
-
-_DEFAULTS = Options()
 
 
 def splince(
@@ -242,10 +239,8 @@ def eraser_of(
     passes: int = 1, **fields: Any,
 ) -> Projection:  # fmt: skip
     """Return the eraser of a method; `fields` are further fields of :class:`MethodCall`."""
-    if type(moments) is not Moments:
-        check_moments(moments)
-    if any(map(is_not, options, _DEFAULTS)):
-        options.checked()
+    check_moments(moments)
+    options.checked()
     refinement = None
     if refine is not None or passes != 1 or type(passes) is not int:
         refinement = Refinement.of(refine, passes)

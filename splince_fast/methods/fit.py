@@ -35,8 +35,8 @@ from splince_fast.moments.variables import ClassSums
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
-# E|P x - x|^2 of the eraser and of LEACE, and the expected excess over the minimum by sampling,
-# relative to it; None if not known.
+# E|P x - x|^2 of the eraser and of LEACE, and the expected excess over the minimum due to sampling,
+# relative to the minimum; None if unknown.
 Distortions: TypeAlias = tuple[float | None, float | None, float | None]
 Completion: TypeAlias = Callable[[reports.Report], reports.Report] | None
 NoiseValues: TypeAlias = tuple[Noise | None, tuple[float, int, int]]
@@ -162,15 +162,15 @@ class MethodCall(NamedTuple):
             distortion, distortion_leace, tuple(text for _, text in found), variance,
             None if sample is None else reports.Sampling(sample.n_rows, excess),
             reports.DiagonalCovariance(passes, gain) if stats.is_diagonal else None,
-            effect, (), float(self.options.strength), stats.feature_names,
+            effect, float(self.options.strength),
         )  # fmt: skip
         report = partial(_report, fit, solved, self._noises(stats, solved), complete)
         return Projection._make(
-            left, right, mean, method=self.method, report=report, feature_names=fit.feature_names
+            left, right, mean, method=self.method, report=report, feature_names=stats.feature_names
         )
 
     def _noises(self, stats: Statistics, solved: Solved) -> list[NoiseValues]:
-        """Return the sampling noise of Cov(x, z) of each erased z, or values for its model."""
+        """Return the noise of each erased variable or None, and the arguments of `equal_noise`."""
         if self.options.rank_tol != "auto" or self.part is not None:  # part is left
             return []
         rank, solver = solved.solution.rank_covariance, solved.solution.solver
@@ -197,8 +197,7 @@ class MethodCall(NamedTuple):
         """Yield warnings of labels, empty or incomplete erasure, dropped directions, few rows."""
         _, _, _, solution, _, _, span_z, span_y, _ = solved
         options = self.options
-        rank, rank_z = solution.rank_covariance, solution.rank_z
-        bound = tolerances.residual(len(stats.mean), solution.spread, solution.size)
+        rank, rank_z, bound = solution.rank_covariance, solution.rank_z, solution.bound
         changed = 0.0 if distortion is None or not variance > 0.0 else distortion / variance
         if rank_z and variance > 0.0 and (2 * rank_z >= rank or changed > 0.5):
             fraction = "" if distortion is None else f" and {changed:.0%} of its variance"
@@ -233,9 +232,7 @@ class MethodCall(NamedTuple):
                 "each variable"
             )
             yield errors.DroppedDirectionsWarning, text
-        amplification = 1.0
-        if solution.amplification > tolerances.AMPLIFICATION:
-            amplification = reports.largest_change(solution.amplification, options.strength)
+        amplification = reports.largest_change(solution.amplification, options.strength)
         if amplification > tolerances.AMPLIFICATION:
             text = (
                 f"{listed(kept)} nearly lies in the span of {listed(erased)}: rows are moved up to "

@@ -31,7 +31,7 @@ _TERMS, _SMALL = 4, 1e-6
 # A feature equals a label if 1 - (squared correlation) is below this tolerance, for float32 or
 # float64 rows. The rounding error is up to 3 EPS32 for float32 rows; outliers allow no more.
 _TOLERANCE32, _TOLERANCE64 = 8.0 * EPS32, 1e-11
-# A variable with one label column equals no feature if no squared correlation exceeds this one.
+# A variable with one label column equals no feature if no squared correlation exceeds this value.
 LEAST_CORRELATION = 1.0 - _TOLERANCE32
 # Least distance between the values of a feature in two classes, in deviations within the classes;
 # and number of rows that two classes must have, since a feature with few distinct values may agree
@@ -87,8 +87,8 @@ def _coded(
 ) -> NDArray[np.intp]:
     """Return the features that determine the class: as numbers of the classes, or as indicators."""
     # A feature that numbers the classes is constant within them, and differs between all, by more
-    # than the deviation within: a large variance between may come from a single class. Indicators,
-    # `correlated` with those of the classes, count if all classes but one have one.
+    # than the deviation within: a large variance between may come from a single class. Indicators
+    # (`correlated`: there may be some) count if they cover all classes but at most one.
     present = variable.weights > 0.0
     numbers = np.empty(0, np.intp)
     if np.count_nonzero(variable.rows[present] >= _MIN_ROWS) < 2:

@@ -66,7 +66,7 @@ def _images(source: Source, stats: Statistics, columns: Float) -> Float:
 def _add_sparse(
     rows: Any, weight: Float | None, stats: Statistics, vectors: Float, out: Float, sums: Float
 ) -> None:
-    # Columns far from zero are centred before, so that no digits are lost.
+    # Columns with means far from zero are centred first: uncentred products would lose digits.
     n, shift = len(rows), np.zeros(len(vectors))
     far = far_from_zero(stats.mean, stats.variances)
     shift[far] = stats.mean[far]

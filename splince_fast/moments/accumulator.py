@@ -297,7 +297,7 @@ class Accumulator:
             cast(Sampled, self.state.second).sample.flush()
 
     def _merge(self, block: Block, sums: dict[str, Any]) -> list[Change]:
-        """Return the changes that add a block; `sums` are attributes, and become those after it."""
+        """Return the changes that add a block, and set the new attributes in `sums`."""
         state, variables = sums["state"], sums["variables"]
         label_sums = [
             variables[name].label_sums(labels, block.weight)

@@ -69,7 +69,7 @@ def read_update(
     width, parameters = accumulator.width, accumulator.parameters
     if mask is not None or len(getattr(X, "shape", ())) > 2:
         X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
-    sparse = parameters.covariance_type == "diag" and is_sparse(X)
+    sparse = parameters.is_diagonal and is_sparse(X)
     rows = (SparseRows if sparse else Rows).of(X, width=width)
     n, index, names = rows.array.shape[0], None, None
     if hasattr(X, "columns"):
@@ -378,8 +378,8 @@ class Moments(_Accumulation):
             With `folds`, name of a variable of the labels: rows of one class stay in one fold.
             The variable is not accumulated.
         client : dask.distributed.Client, optional
-            Cluster whose workers read the blocks, from files that every worker can read, or of a
-            dask array. The result has the same bits for any number of workers.
+            Cluster whose workers read the blocks, from files that every worker can read, or from
+            a dask array. The result has the same bits for any number of workers.
         progress : bool, optional
             Show a progress bar; by default in a terminal or notebook, after two seconds.
         checkpoint : path, optional

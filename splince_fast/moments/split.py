@@ -1,7 +1,7 @@
-"""Accumulators of the parts of the rows, where a function of the row gives the part.
+"""Accumulators of the parts of the rows: folds, or the classes of a variable.
 
-Folds are parts by a hash of the row's number, or of its group; with `by`, every class of a variable
-is a part.
+The fold of a row is a hash of its number, or of its group, modulo the number of folds. With `by`,
+every class of this variable is a part.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Split:
     def _classes_of_rows(
         self, encoded: Mapping[VariableName, Encoded], n: int
     ) -> tuple[Sequence[Key], Index]:
-        """Return the keys of the classes, the last of which is None, and the index of each row's"""
+        """Return the keys of the classes, None last, and the index of the key of each row."""
         by = cast(str, self.parameters.by)
         column = encoded.get(by)
         if column is None and encoded and n:
@@ -220,7 +220,7 @@ class Split:
             self.parts[key] = part
 
     def merged(self, other: Split) -> list[Change]:
-        # All parts must combine or none, and so those of different classes.
+        # Compare the variables of all parts first: either all parts are merged or none.
         ours, theirs = (
             {name: v.empty_like() for name, v in side.variables.items()} for side in (self, other)
         )

@@ -259,9 +259,10 @@ class State:
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
         """Subtract the moments of fewer rows, in place: the inverse of a merge."""
-        # Return the features, (c,), whose remaining variance does not exceed the rounding error of
-        # that before the removal, which the caller makes constant unless their mean differs between
-        # labels, and the rounding error of the mean, (d,). After an error the state is invalid.
+        # Return features, (c,), and the rounding error of the mean, (d,). The remaining variance of
+        # these features is within the rounding error of their variance before the removal: the
+        # caller makes them constant unless their mean differs between labels. After an error the
+        # state is invalid.
         if part.n_rows > self.n_rows or part.weight >= self.weight:
             raise not_added(
                 f"cannot remove {part.n_rows} rows of weight {part.weight:g} from {self.n_rows} "

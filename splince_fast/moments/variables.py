@@ -549,10 +549,10 @@ def encode_column(
     variable: Any = existing if type(existing) is kind else kind.new(width, column)
     codes, named = variable.encode(column, name)
     if codes is not None and existing is not None and existing is not variable:
-        held = {"classes": "classes", "continuous": "continuous values"}
+        contents = {"classes": "classes", "continuous": "continuous values"}
         raise LabelError(
-            f"the variable {name!r} held {held[existing.kind]} in earlier blocks and holds "
-            f"{held[kind.kind]} in this one; give it one dtype, or fix it with "
+            f"the variable {name!r} held {contents[existing.kind]} in earlier blocks and holds "
+            f"{contents[kind.kind]} in this one; give it one dtype, or fix it with "
             f"Moments(kinds={{{name!r}: {existing.kind!r}}})"
         )
     return codes, named
@@ -654,11 +654,11 @@ class LabelTable:
 
     def _full(self, pair: Pair, variables: Variables) -> Float:
         """Return the sums of a pair for all classes; zeros if there are none."""
-        cells = {pair: np.zeros([_n_features(variables[name]) for name in pair])}
+        full = np.zeros([_n_features(variables[name]) for name in pair])
         if pair in self.cells:
             k, m = self.cells[pair].shape
-            cells[pair][:k, :m] = self.cells[pair]
-        return cells[pair]
+            full[:k, :m] = self.cells[pair]
+        return full
 
     def pair_covariance(
         self, a: VariableName, b: VariableName, variables: Variables

@@ -74,7 +74,7 @@ class ColumnNames(NamedTuple):
 
 
 def _list_size(arrow_type: DataType, name: str) -> int | None:
-    """Return the length of lists of fixed size, None for others; raise InputError for no lists."""
+    """Return the length of fixed-size lists, None for other lists; raise InputError otherwise."""
     types = require("pyarrow", "parquet").types
     # An extension type, such as a fixed-shape tensor, stores its values in another type.
     storage = getattr(arrow_type, "storage_type", arrow_type)

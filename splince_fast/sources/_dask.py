@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from splince_fast._runtime.arguments import described_type, require
+from splince_fast._runtime.arguments import require
 from splince_fast.exceptions import InputError
 from splince_fast.labels.containers import map_labels
 from splince_fast.sources._arrays import check_length, slice_rows
-from splince_fast.sources.base import Block, Source, is_matrix, too_few_blocks
+from splince_fast.sources.base import Block, Source, describe, is_matrix, too_few_blocks
 
 if TYPE_CHECKING:
     from dask.array import Array
@@ -61,10 +61,8 @@ def from_dask(X: Array, labels: Any = None, *, sample_weight: object = None) -> 
     """
     require("dask.array", "dask")
     if not is_matrix(X) or not hasattr(X, "__dask_graph__") or not hasattr(X, "chunks"):
-        shape = getattr(X, "shape", None)
-        description = described_type(X) + ("" if shape is None else f" of shape {tuple(shape)}")
         raise InputError(
-            f"X is {description}; pass a dask array of shape (n, d). For arrays in memory take "
+            f"X is {describe(X)}; pass a dask array of shape (n, d). For arrays in memory take "
             "sources.from_arrays, for a dask data frame its columns' .to_dask_array()"
         )
     if len(X.chunks[1]) != 1:

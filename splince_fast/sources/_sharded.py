@@ -33,7 +33,8 @@ def sharded_source(
             raise InputError(
                 f"{path!r} has {shape[1]} columns but {paths[0]!r} has {d}; all must agree"
             )
-    check_columns(labels, sample_weight, sum(counts), describe_files(paths))
+    name = describe_files(paths)
+    check_columns(labels, sample_weight, sum(counts), name)
     first_rows = [0, *itertools.accumulate(counts)]
     sizes = [dtype.itemsize for _, dtype in shapes]
     size = choose_block_rows(block_rows, d, max(sizes))
@@ -50,7 +51,6 @@ def sharded_source(
             yield take_block(part, labels, sample_weight, offset + start, offset + stop)
 
     nbytes = sum(n * d * itemsize for n, itemsize in zip(counts, sizes, strict=True))
-    name = describe_files(paths)
     source = PieceSource(name, read, counts, size, n_features=d, nbytes=nbytes)
     source.files = tuple(paths)
     return source

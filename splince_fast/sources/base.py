@@ -245,7 +245,7 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
             f"{argument} is {describe(blocks)}, not blocks; pass an iterable of (X, labels), or a "
             "source: sources.from_arrays(X, labels), from_npy(path), from_parquet(path, ...)"
         )
-    # Those of a DataLoader of torch; of batches, the sampler lies within the batch sampler.
+    # The sampler of a DataLoader of torch may be an attribute of its batch sampler.
     owners = blocks, getattr(blocks, "batch_sampler", None)
     samplers = [getattr(owner, "sampler", None) for owner in owners]
     return StreamSource(
@@ -262,7 +262,7 @@ def _as_block(number: int, item: object) -> Block:
     if not is_matrix(block.X):
         raise InputError(
             f"block {number} is {describe(item)}; each block must be (X, labels), (X, labels, "
-            "sample_weight) or X of shape (n, d); take X of mappings by a generator"
+            "sample_weight) or X of shape (n, d); convert mappings by a generator"
         )
     return block
 

@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from naive_model import FUZZ, state_bytes
+from naive_model import FUZZ, interrupt_reductions, state_bytes
 from processes import script
 
 import splince_fast as sf
@@ -184,18 +183,8 @@ def test_control_c_while_rows_are_erased(monkeypatch: pytest.MonkeyPatch, dtype:
     P, wide = eraser()
     X = wide.astype(dtype)
     before, expected = X.copy(), P(X)
-    calls: list[int] = []
-    original = row_kernels.apply_rows
-
-    def interrupted(*arguments: Any) -> Any:
-        row = original(*arguments)
-        calls.append(len(calls))
-        if len(calls) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return row
-
     with monkeypatch.context() as patch:
-        patch.setattr(row_kernels, "apply_rows", interrupted)
+        calls = interrupt_reductions(patch, 2, kernel=(row_kernels, "apply_rows"))
         patch.setattr(erase_rows, "_CHUNK_BYTES", 10 * 8 * 4)
         patch.setattr(erase_rows, "_PIECE_BYTES", 10 * 8 * 4)
         with pytest.raises(KeyboardInterrupt):

@@ -64,7 +64,7 @@ def with_constant(part: Any, value: float, dtype: Any = np.float64) -> Any:
     return part[0].astype(dtype), part[1]
 
 
-# What stays and what goes, of a random generator.
+# Parts of a state, drawn by a random generator: the first stays, the others are removed.
 REMOVALS: dict[str, Callable[[np.random.Generator], list[Any]]] = {
     **{
         f"a feature of {value} in {dtype}": lambda rng, value=value, dtype=dtype: [
