@@ -1,6 +1,6 @@
-"""What is collected, and the folder of real data sets.
+"""Selection of tests and examples, and the folder of real data sets.
 
-Examples that need an optional package are left out where it is absent. ``SPLINCE_FAST_DATA`` names
+Those that need an optional package are left out where it is absent. ``SPLINCE_FAST_DATA`` names
 the folder of the real data sets, which are not part of the project.
 """
 

@@ -127,7 +127,7 @@ class ErasingTransformer(CheckedEstimator):
         return columns_by_name(concept, "concept")
 
     def _refuse_missing_y(self, reason: str) -> NoReturn:
-        # The text is that which `check_estimator` expects.
+        # scikit-learn's `check_estimator` expects this text.
         raise InputError(
             f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
             f"None: {reason}"

@@ -457,17 +457,20 @@ def flushed(moments: Moments) -> Moments:
 # --- Ctrl-C in the middle of an update -----------------------------------------------------------
 
 
-def interrupt_reductions(patch: pytest.MonkeyPatch, *calls: int) -> list[int]:
-    """Send SIGINT after these reductions, counted from 1; returns the numbers of those done."""
-    original, done = getattr(*REDUCTION), list[int]()
+def interrupt_reductions(
+    patch: pytest.MonkeyPatch, *calls: int, kernel: tuple[Any, str] = REDUCTION
+) -> list[int]:
+    """Send SIGINT after these calls of a kernel, counted from 1; return the numbers of all done."""
+    original, done = getattr(*kernel), list[int]()
 
-    def interrupted(*arguments: Any) -> None:
-        original(*arguments)
+    def interrupted(*arguments: Any) -> Any:
+        result = original(*arguments)
         done.append(len(done) + 1)
         if done[-1] in calls:
             signal.raise_signal(signal.SIGINT)
+        return result
 
-    patch.setattr(*REDUCTION, interrupted)
+    patch.setattr(*kernel, interrupted)
     return done
 
 

@@ -28,11 +28,11 @@ METHODS = ["splince", "leace", "sal", "sal that keeps", "mean_projection"]
 
 
 def ignored(category: str, text: str = "") -> pytest.MarkDecorator:
-    """A mark: warnings of this class that are not the subject of a test."""
+    """Mark that ignores the warnings of a class of the package whose text starts with `text`."""
     return pytest.mark.filterwarnings(f"ignore:{text}:splince_fast.exceptions.{category}")
 
 
-# Conditions and units far beyond the digits of float32.
+# For data whose condition numbers or units exceed the digits of float32.
 sensitive = ignored("PrecisionWarning", "the eraser is sensitive")
 
 
@@ -111,7 +111,7 @@ def report(eraser: sf.Projection) -> sf.Report:
 
 
 def within_bounds(figures: Any) -> bool:
-    """Whether every residual of a report is rounding."""
+    """Whether every residual of a report is at most its rounding bound."""
     return all(v.residual <= v.bound for v in figures.variables)
 
 

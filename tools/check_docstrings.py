@@ -67,7 +67,7 @@ def main() -> int:
         if inspect.isclass(value) and issubclass(value, BaseException):
             continue
         errors = validate(path)["errors"]
-        # Users do not construct records, whose fields have comments.
+        # Users do not construct records, so that a section Parameters is not required.
         record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
         codes = CODES - {"PR01"} if record else CODES
         if needs_example(path) and not record:

@@ -48,9 +48,9 @@ class Deferred:
 
 # A lock that another thread holds during a fork stays locked in the child. A fork therefore waits
 # until no other thread imports a module of this package or holds the lock of Numba's compiler, and
-# the child makes the locks of moments anew.
+# the child reinitialises the locks of moments.
 
-_compiler_locks: dict[int, Any] = {}  # Numba's, by the thread that forks
+_compiler_locks: dict[int, Any] = {}  # lock of Numba by id of the forking thread
 
 
 def _before_fork() -> None:

@@ -64,7 +64,7 @@ def _foreign(X: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name} has masked entries; fill them by {name}.filled(value)")
     if is_sparse(X):
         raise InputError(
-            f"{name} is sparse; pass Moments(covariance_type='diag'), reduced rows, as those of "
+            f"{name} is sparse; use Moments(covariance_type='diag'), or pass rows reduced by "
             f"TruncatedSVD, or blocks {name}[i:j].toarray()"
         )
     try:
@@ -485,7 +485,7 @@ def check_block_rows(block_rows: object) -> int:
 
 
 def splitmix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash row numbers, by which rows belong to folds and samples whatever the blocks."""
+    """Hash row numbers; the hash of a row decides its fold, and whether it is sampled."""
     # The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
     mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -47,7 +47,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def is_plain(x: Tensor) -> bool:
     """Return whether the kernel may process the memory of a tensor, in place of torch operations.
 
-    It may not where autograd, forward AD, a transform, a dispatch mode or tracing records them.
+    False if autograd, forward AD, a transform, a dispatch mode or tracing records operations.
     """
     if type(x) not in _PLAIN or (x.requires_grad and torch.is_grad_enabled()):
         return False
@@ -85,8 +85,8 @@ def erased_by_torch(
 ) -> Tensor:
     """Return rows - ((rows - mean) @ right.T + neg_bias) @ left, differentiably.
 
-    Shapes are (n, d), (d,), (r, d), (r,), (r, d); the dtype is one. If `gate`, a tensor of shape
-    (), is 0, the rows are copied.
+    `rows` are (n, d), `left` and `right` (r, d), `neg_bias` (r,), `mean` (d,), all of one dtype. If
+    `gate`, a tensor of shape (), is 0, the rows are copied.
     """
     centred = rows if mean is None else rows - mean
     # A selection, because the product of 0 with coefficients that are not finite would be NaN.

@@ -49,7 +49,8 @@ def clean_names(model: Module) -> Iterator[tuple[str, str, Module]]:
 
 
 def _is_wrapped(outer: Module, part: str, is_outermost: bool) -> bool:
-    """Return whether a wrapper inserts the submodule `part`; only wrappers are around `outer`."""
+    """Return whether the submodule `part` of `outer` is inserted by a wrapper."""
+    # `is_outermost`: all modules around `outer` are wrappers.
     if part == "module":
         return isinstance(outer, _PARALLEL) or (is_outermost and len(outer._modules) == 1)
     is_peft = is_outermost and type(outer).__module__.startswith("peft.")

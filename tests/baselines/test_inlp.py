@@ -107,7 +107,7 @@ def test_the_report_gives_the_reason_of_the_stop(
 
 @pytest.mark.slow
 def test_figures_on_biographies_after_inlp(real_data: Callable[[str], Path]) -> None:
-    """The map of the data set for seed 0 is deterministic, so to the digits that are given."""
+    """The fit on the split of seed 0 is deterministic, so that printed digits are reproduced."""
     folder = real_data("bug_profession_gender")
     X = np.load(folder / "X.npy").astype(np.float64)
     y, z = (np.load(folder / f"{name}.npy").astype(np.intp) for name in "yz")

@@ -325,7 +325,7 @@ def test_a_checkpoint_goes_when_the_eraser_is_written_and_moments_are_saved(
 def test_outputs_are_refused_before_anything_is_read(
     here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    """An unset variable cost the whole pass, and the result was lost."""
+    """Without the check, an empty path (an unset variable) is an error after the whole pass."""
 
     def never(*arguments: Any, **options: Any) -> None:
         raise AssertionError("the rows were read")
@@ -416,7 +416,7 @@ def test_csv_files(here: Path, text: str, options: dict[str, str], expected: Any
 
 
 def test_npy_files_of_labels(here: Path) -> None:
-    """The name of a file may hold the sign of names."""
+    """The name of a file may contain "=", which separates NAME and FILE."""
     np.save("p=2.npy", np.array(["x", "y"]))
     assert list(read_label_files(["p=2.npy"], ["p=2"], {})["p=2"]) == ["x", "y"]
     assert list(read_label_files(["v=p=2.npy"], ["v"], {})["v"]) == ["x", "y"]
@@ -983,7 +983,7 @@ def test_a_reader_that_has_gone_and_a_terminal_without_letters(here: Path) -> No
 
 
 def test_control_c_while_it_imports(here: Path) -> None:
-    """The first second goes into imports; what they raise is told like a later Ctrl-C."""
+    """Ctrl-C during the imports, about a second, prints the same line as a later one."""
     text = (
         "import sys, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sklearn
+from problems import ignored
 from sklearn.base import BaseEstimator
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import get_tags
@@ -53,8 +54,8 @@ def expected_failures(estimator: Any) -> dict[str, str]:
     return {WEIGHTS: DRAWN} if drawn else {}
 
 
-# The suite has labels at random, too, in which validation rows show nothing to erase.
-@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.NothingErasedWarning")
+# The suite has random labels, too, which the probes do not predict in validation rows.
+@ignored("NothingErasedWarning")
 @parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)  # type: ignore[untyped-decorator]
 def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)

@@ -95,7 +95,7 @@ def same(a: Any, b: Any, eps: float = EPS) -> bool:
     return distance(a, b) <= rounding(a, eps)
 
 
-# --- what they compute --------------------------------------------------------------------------
+# --- fitted maps --------------------------------------------------------------------------------
 
 OPTIONS: dict[Any, dict[str, Any]] = {
     SPLINCE: {"max_amplification": 50, "shrinkage": 0.1, "solver": "eigh"},
@@ -313,7 +313,7 @@ def test_several_concepts_and_tasks_from_any_container() -> None:
 
 
 def test_single_columns_are_named_by_their_role(data: Data) -> None:
-    """So that a Series, an array and a column of a matrix may alternate, whatever their names."""
+    """Blocks may pass a Series of any name, an array or a matrix of one column in turn."""
     X, y, z = data
     whole = SPLINCE().fit(X, pd.Series(y, name=0), concept=pd.Series(z, name="gender"))
     mixed = SPLINCE().partial_fit(X[:50], y[:50].tolist(), concept=pl.Series(z[:50]))
@@ -573,7 +573,7 @@ def test_transform_takes_no_metadata(kind: Any) -> None:
 def test_transform_refuses_what_is_not_finite(
     kind: Any, erases: bool, row: int, column: int, value: float, dtype: Any
 ) -> None:
-    """Also where nothing is subtracted from the rows."""
+    """The check includes an eraser that is the identity."""
     X, y, z = make_data(40, dtype=dtype)
     if not erases:
         kind, X = LEACE, np.ones_like(X)

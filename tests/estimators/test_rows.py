@@ -244,7 +244,7 @@ DIAG = {"covariance_type": "diag"}
 def test_parameters_are_refused_before_a_row_is_read(
     kind: Any, verb: str, wrong: dict[str, Any], named: str
 ) -> None:
-    """With the choices listed; the constructor only stores."""
+    """The constructor only stores parameters; the error of the fit lists the valid values."""
     with pytest.raises(InputError, match=named):
         getattr(kind(**wrong), verb)("no data", [0, 1], concept=[0, 1])
 

@@ -239,7 +239,7 @@ def test_any_exception_of_an_eraser_a_head_a_probe_or_a_metric_is_a_row(error: E
 
 
 class Predicting(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A head that predicts what `form` makes of the predictions of a linear one."""
+    """A head whose predictions are `form` of those of a linear head."""
 
     def __init__(self, form: Any = None, model: Any = None) -> None:
         self.form, self.model = form, model

@@ -111,7 +111,7 @@ def test_a_quantity_is_probed_by_r2_which_may_be_negative() -> None:  # case 15
 
 
 def test_r2_is_relative_to_the_mean_of_the_training_rows() -> None:
-    """A quantity that is nearly constant in each group: it is found, which r2_score denies."""
+    """Each group has a nearly constant quantity: R2 is high, and r2_score of sklearn is low."""
     rng = np.random.default_rng(0)
     person = np.arange(200) // 40
     age = 10.0 * person + rng.normal(size=200)

@@ -278,7 +278,7 @@ def test_snapshots_files_and_dictionaries_keep_it(tmp_path: Path) -> None:
 
 
 def test_rows_without_noise_across_the_classes(tmp_path: Path) -> None:
-    """Constant within each class, where rows without a label alone vary; and of one feature."""
+    """Labelled rows that are constant within each class, and rows of one feature."""
     rng, z = np.random.default_rng(0), np.arange(300) % 2
     X, labels = rng.normal(size=(2, 4))[z], z.astype(object)
     X[:100], labels[:100] = rng.normal(size=(100, 4)), None

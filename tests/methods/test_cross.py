@@ -45,7 +45,7 @@ def split_rows(x: NDArray[Any], k: int, **labels: Any) -> list[sf.Moments]:
 
 
 def shown(eraser: sf.Projection, x: Float, z: Labels, y: Labels) -> list[float]:
-    """Change, trace left and share kept, from rows; the trace by least squares."""
+    """Distortion, remaining association (by least squares) and kept fraction, from the rows."""
     clean = eraser(x)
     columns = z[:, None] if z.dtype.kind == "f" else np.eye(int(z.max()) + 1)[z][:, 1:]
     u, sizes, _ = np.linalg.svd(clean - clean.mean(axis=0), full_matrices=False)
@@ -63,7 +63,7 @@ def shown(eraser: sf.Projection, x: Float, z: Labels, y: Labels) -> list[float]:
 @pytest.mark.parametrize(("k", "shift"), [(2, 0.0), (5, 0.0), (2, 40.0)])
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
 def test_figures_are_those_of_the_rows(method: str, k: int, shift: float) -> None:
-    """The mean of a fold may be another one, and moving it is part of its distortion."""
+    """The distortion includes the shift of the fold mean, which differs from the fitted mean."""
     x, z, y = data()
     x[np.arange(len(x)) % k == 1] += shift
     keep = "y" if method in ("splince", "sal") else None
@@ -215,7 +215,7 @@ def test_cross_report_refuses_bad_input(
             sf.cross_report(folds, **{"erase": "z"} | options)
 
 
-# --- folds, and what is expected of new rows -----------------------------------------------------
+# --- folds, and expected R^2 in held-out rows ----------------------------------------------------
 
 
 def classes(n: int = 600, d: int = 8, seed: int = 0) -> tuple[Float, NDArray[Any], NDArray[Any]]:
@@ -253,7 +253,7 @@ def test_a_fit_factors_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_groups_stay_in_one_fold() -> None:
-    """Rows that come twice: unless twins stay together, no row of a fold is new to the other."""
+    """Every row occurs twice: without groups, held-out rows are copies of fitted rows."""
     x, _, z = classes(300, 60)
     twice = np.repeat(np.arange(300), 2)
     x, z, eraser = x[twice], z[twice], sf.LEACE(shrinkage="cv")
@@ -400,7 +400,7 @@ def test_few_rows_warn_in_every_entry_point(n: int) -> None:
     sf.erase(rng.normal(size=(n, 9)), z)
 
 
-# --- what is expected of new rows ----------------------------------------------------------------
+# --- expected R^2 in held-out rows ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("d", "n", "c"), [(50, 200, 0.5), (50, 1000, 0.5), (100, 400, 0.15)])

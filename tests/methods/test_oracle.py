@@ -308,7 +308,7 @@ def test_one_span_is_feasible_with_labels_and_names_the_way_out() -> None:
 
 @pytest.mark.parametrize("noise", [1e-4, 0.0])
 def test_features_that_nearly_hold_the_labels_are_warned_of(noise: float) -> None:
-    """A copy is no direction at fixed labels."""
+    """An exact copy of a label does not vary at fixed labels, and causes no warning."""
     X, labels = data(classes=2)
     feature = (labels["z"] == "a") + noise * np.random.default_rng(0).normal(size=len(X))
     rows = np.column_stack([X, feature])

@@ -1,4 +1,4 @@
-"""Passes over the rows once more: never worse, exact in what they report, dense in the limit."""
+"""Extra passes over the rows: the distortion never increases, is exact, and reaches its limit."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def moments_of(x: Float, data: Data, **options: Any) -> sf.Moments:
 
 
 def residue(x: Float, *columns: Float) -> Float:
-    """What an affine function of the columns does not explain of x."""
+    """Residual of x after regression on the columns with an intercept."""
     design = np.column_stack([np.ones(len(x)), *columns])
     return np.asarray(x - design @ np.linalg.lstsq(design, x, rcond=1e-10)[0])
 

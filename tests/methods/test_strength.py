@@ -188,7 +188,7 @@ def test_erased_is_told_from_never_there(dtype: Any) -> None:
     assert "no linear association" in strength(X, absent).conclusion
 
 
-# --- where it gets difficult ---------------------------------------------------------------------
+# --- weights, joint cells and degenerate data ----------------------------------------------------
 
 
 def test_joint_cells_have_the_strength_of_their_classes_and_weights_scale_the_sample() -> None:

@@ -59,8 +59,7 @@ merged = pytest.mark.parametrize("state", MERGED)
 
 
 def data(n: int = N, seed: int = 0, dtype: Any = np.float64) -> tuple[Any, dict[str, Any]]:
-    rows, labels = classed(n, D, seed, dtype)
-    return rows, labels
+    return classed(n, D, seed, dtype)
 
 
 def started(state: str, n: int = N, dtype: Any = np.float64, **more: Any) -> Any:
@@ -72,7 +71,7 @@ def started(state: str, n: int = N, dtype: Any = np.float64, **more: Any) -> Any
 
 
 KNOWN = data(6)[1]
-# What contradicts the rows before: X, changes of the labels, type and pattern of the error.
+# Updates that contradict earlier rows: X, changes of the labels, type and pattern of the error.
 CONTRADICTING: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "a wrong width": (SIX[:, :2], {}, InputError, "2 columns"),
     "features of another axis": (SIX[..., None], {}, InputError, "."),
@@ -99,7 +98,7 @@ def test_errors_are_typed_tell_why_and_change_nothing(state: str, case: str) -> 
     if type(X) is np.ndarray and X.dtype == float and X.size and "mask" not in arguments:
         X = rows_for(state, X)
     labels = {**KNOWN, **arguments.get("labels", {})}
-    # Rows that join others that wait, a whole block, and first rows.
+    # The update would join buffered rows, fill one block, or be the first.
     for some in (started(state, 37), started(state, 36, block_rows=6), made(state)):
         before = state_bytes(some)
         with pytest.raises(kind, match=text) as caught:
@@ -129,7 +128,7 @@ def test_a_refused_update_changes_no_part(state: str, case: str) -> None:
 def test_a_refused_block_leaves_no_trace_in_what_follows(
     before: str, after: str, value: float
 ) -> None:
-    """Neither work buffers of its dtype nor names of its columns."""
+    """It fills no work memory of its dtype, and sets no column names."""
     X, y = data(16)[0], data(16, 1)[0]
     some = Moments(block_rows=16).update(X.astype(before), {"y": y})
     kept, undisturbed = state_bytes(some), some.copy()
@@ -158,7 +157,7 @@ def test_too_many_classes_change_no_part(state: str) -> None:
 
 
 def failing(function: Callable[..., Any], at: int, error: BaseException) -> Callable[..., Any]:
-    """The function, but its call number `at` raises."""
+    """Return the function with an error in its call number `at`."""
     calls = iter(range(10**9))
 
     def call(*args: Any, **kwargs: Any) -> Any:

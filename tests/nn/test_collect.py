@@ -51,7 +51,7 @@ def text_batches(
 
 @pytest.fixture(params=["core", "torch"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which accumulator takes the rows: the core's, or that of devices, here on the CPU."""
+    """Accumulator of the rows: that of the core, or that of devices, here on the CPU."""
     if request.param == "torch":
         monkeypatch.setattr(accumulate, "on_host", lambda home: False)
     return str(request.param)
@@ -239,7 +239,7 @@ def test_a_site_without_selected_rows_has_empty_moments(path: str) -> None:
 
 
 def test_rows_of_all_tokens_on_one_axis_are_those_of_sequences() -> None:
-    """As routers of experts receive them."""
+    """The router of a mixture of experts gets the rows (n, d) of all sequences."""
     model, batches = tiny("mixtral"), text_batches()
     block = next(n for n, m in model.named_modules() if "Sparse" in type(m).__name__)
     router = f"{block}.gate"
@@ -305,7 +305,7 @@ def test_products_that_are_rounded_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("weight", ["token", "sequence"])
 def test_rows_are_taken_without_autocast(weight: str, path: str) -> None:
-    """The model runs under it as its caller wants, and products are float32."""
+    """The model runs under autocast of the caller; the products of moments are float32."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Identity())
     batch = rows_with(torch.randn(400, 6, generator=torch.Generator().manual_seed(0)))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -410,7 +410,7 @@ def test_one_pass_fits_with_the_options_of_the_method_and_warns_of_several_sites
 
 
 def test_pairs_of_inputs_and_labels_equal_mappings() -> None:
-    """As data loaders give them: the same moments and erasers as from mappings."""
+    """Batches of a DataLoader: moments and erasers equal those from mappings."""
     x, z = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
     mappings, sites = [{"input": x, "z": z, "other": 3}], ["0", "2"]

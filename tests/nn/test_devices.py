@@ -44,7 +44,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Tensors of any device, and those that were pinned, which pinning leaves as they are."""
+    """List of the pinned tensors, in a mode in which tensors of any device hold no memory."""
     pinned: list[Any] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -114,7 +114,7 @@ def test_copies_to_a_gpu_are_asynchronous_and_those_to_the_host_are_not(fake: li
         (lambda: accumulate.to_device(here, GPUS[0]), False, [here]),
         (lambda: batch_to({"a": [here]}, GPUS[0]), False, []),
         (lambda: Selection(near, "body").mask_for("a", far_rows), False, []),
-        # What the host reads has to be there.
+        # The host may read a copy only after its end.
         (lambda: accumulate.to_device(there, CPU), True, []),
         (lambda: batch_to(there, CPU), True, []),
         (lambda: Selection(near.to(GPUS[0]), "body").mask_for("a", rows), True, []),

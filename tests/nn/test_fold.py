@@ -317,7 +317,7 @@ def test_weights_that_other_code_reads_or_that_overflow_are_refused() -> None:
 
 
 class Packed(torch.Tensor):
-    """A tensor that passes for floats, as torchao's weights do."""
+    """A tensor subclass with a floating dtype, as the packed weights of torchao."""
 
 
 def packed(linear: Any) -> Any:

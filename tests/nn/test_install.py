@@ -62,7 +62,7 @@ def test_an_output_wider_than_its_weights_is_erased() -> None:
 
 
 def live_tensors() -> int:
-    """Tensors that the interpreter knows of."""
+    """Number of tensors that the garbage collector tracks."""
     gc.collect()
     kinds = (torch.Tensor, torch.nn.Parameter)
     return sum(type(o) in kinds for o in gc.get_objects())

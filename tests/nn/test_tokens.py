@@ -263,7 +263,7 @@ def test_rules_that_need_ids_say_so() -> None:
 def test_a_site_that_takes_tokens_itself_has_those_of_its_own_call(
     name: str, site: str, inside: str, n_rows: int
 ) -> None:
-    """Its hook runs before the call is left; the encoder and the decoder have other masks."""
+    """The hook of the site runs inside its call; encoder and decoder have different masks."""
     for at in (site, inside):
         assert snn.collect(tiny(name), [labelled(name, 60)], at, labels="z")[at].n_rows == n_rows
 

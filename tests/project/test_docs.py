@@ -1,4 +1,4 @@
-"""The site says what is there: every public name, every command, every link."""
+"""The pages list every public name; their commands and links are valid."""
 
 from __future__ import annotations
 

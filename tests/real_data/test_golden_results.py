@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from problems import sensitive
 
 import splince_fast as sf
 
@@ -84,9 +85,7 @@ def compare(found: Any, golden: Any, where: str) -> None:
         assert np.abs(np.subtract(found, golden)).max() <= TOLERANCE * size, where
 
 
-@pytest.mark.filterwarnings(
-    "ignore:the eraser is sensitive:splince_fast.exceptions.PrecisionWarning"
-)
+@sensitive
 @pytest.mark.parametrize("name", SETS)
 def test_numbers_are_those_of_version_0_1_0(name: str, real_data: Callable[[str], Path]) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))[name]

@@ -250,7 +250,7 @@ def test_repaired_baselines_keep_the_task_and_leak_no_more(
     clean, wanted = (repaired @ eraser)(x), cross(x, y)
     assert np.linalg.norm(cross(clean, y) - wanted) <= 1e-10 * np.linalg.norm(wanted)
     assert np.linalg.norm(cross(t, y) - wanted) > 1e-2 * np.linalg.norm(wanted)  # control
-    # These erasers leave a trace of the concept; a map that can be undone neither adds nor removes.
+    # These erasers leave an association with the concept; an invertible map does not change it.
     leaked = read(t, z)
     assert read(clean, z) == pytest.approx(leaked, rel=1e-6)
     assert leaked < 0.9 * read(x, z)

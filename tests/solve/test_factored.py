@@ -238,7 +238,7 @@ def test_signatures_and_estimators_have_the_options_of_the_table(method: str) ->
     }
     found = getattr(sf, ESTIMATORS[method])().get_params()
     own = {"kinds": None, "concept_from": None}
-    # The estimators but SPLINCE keep nothing, so what concerns that has no place there.
+    # Only SPLINCE keeps a task: other estimators have no options for kept directions.
     kept = () if method == "splince" else ("max_amplification", "on_infeasible")
     expected = {n: v for n, v in (options | reading).items() if n not in kept}
     assert found == found | expected

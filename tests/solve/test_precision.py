@@ -56,7 +56,7 @@ def silently(call: Any, *args: Any, **options: Any) -> sf.Projection:
 
 
 def relative_trace(eraser: sf.Projection, span: NDArray[np.longdouble], kept: bool) -> float:
-    """What is left of a span, or lost of it, relative to its norm."""
+    """Norm of the part of a span that is left (or lost, if it is kept), relative to its norm."""
     lost = removed(eraser, span)
     parts = ((lost if kept else span - lost), span)
     left, whole = (np.linalg.norm(np.asarray(part, np.float64)) for part in parts)

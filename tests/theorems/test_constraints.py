@@ -49,7 +49,7 @@ def test_units_of_x_do_not_matter(method: str, exponent: float, seed: int) -> No
 def test_units_of_each_feature_do_not_matter(
     method: str, dtype: Any, seed: int, spread: float
 ) -> None:
-    """By powers of two, which round nothing, so that both see the same data."""
+    """Units are powers of two, so that scaling the rows causes no rounding error."""
     data = draw_data(seed)
     x = data.x.astype(dtype)
     exponents = np.random.default_rng(seed).uniform(-spread, spread, size=8) * 3.3
@@ -78,7 +78,7 @@ def test_commutes_with_any_affine_map_of_the_features(method: str, seed: int, ka
 @many
 @given(seed=st.integers(0, 2**20))
 def test_sal_commutes_with_rotations_and_with_nothing_else(seed: int) -> None:
-    """Not with units of features: the control of the tests above."""
+    """A change of units is the control: SAL depends on the units of the features."""
     data = draw_data(seed)
     turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(8, 8)))[0]
     plain = change(erase("sal", data.moments()))

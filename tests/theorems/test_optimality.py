@@ -69,7 +69,7 @@ def test_equals_the_explicit_formula_of_the_paper(
 @pytest.mark.parametrize("solver", ["auto", "eigh"])
 @pytest.mark.parametrize("n", [25, 39])
 def test_dropping_the_null_space_equals_the_formula_as_printed(n: int, solver: str) -> None:
-    """Keeping it agrees on the data and leaves the rest."""
+    """With "keep", the map is the same on the data, and the identity off their support."""
     data = draw_data(1, n=n, d=40, kappa=10.0)
     covariances = data.covariances()
     assert np.linalg.matrix_rank(covariances[0]) == n - 1
@@ -115,7 +115,7 @@ def by_quadratic_programming(s: Float, sz: Float, sy: Float | None, weight: Floa
 def test_equals_quadratic_programming_in_any_inner_product(
     seed: int, d: int, kz: int, method: str, identity: bool, share: float
 ) -> None:
-    """Of the covariance, of the shrunk one, and, for SAL, of the identity."""
+    """The inner products are those of Cov(x), of shrunk Cov(x), and, for SAL, of the identity."""
     data = draw_data(seed, d=d, kz=kz, ky=1, kappa=20.0)
     s, sz, sy = data.covariances()
     options = {"shrinkage": share} if share and method != "sal that keeps" else {}

@@ -15,7 +15,7 @@
    cache. A panel of the map is read once per BATCH rows. */
 #define BATCH 32
 #define DEPTH 64
-/* For rank 1 and more features, whose factors exceed an L1 cache of 32 KiB, two rows share each
+/* For rank 1, the factors of more features exceed an L1 cache of 32 KiB, and two rows share each
    load. With narrow registers one row at a time is faster, as several stores fill a cache line. */
 #define MAX_WIDTH_ONE_ROW (WIDE ? 32768 / 24 : PTRDIFF_MAX)
 #define PREFETCH_NUMBERS 6656 /* prefetch distance in numbers, for rank 1 and contiguous rows */
