@@ -239,7 +239,8 @@ def eraser_of(
     passes: int = 1, **fields: Any,
 ) -> Projection:  # fmt: skip
     """Return the eraser of a method; `fields` are further fields of :class:`MethodCall`."""
-    check_moments(moments)
+    if type(moments) is not Moments:
+        check_moments(moments)
     options.checked()
     refinement = None
     if refine is not None or passes != 1 or type(passes) is not int:

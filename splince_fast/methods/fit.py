@@ -232,7 +232,9 @@ class MethodCall(NamedTuple):
                 "each variable"
             )
             yield errors.DroppedDirectionsWarning, text
-        amplification = reports.largest_change(solution.amplification, options.strength)
+        amplification = 1.0
+        if solution.amplification > tolerances.AMPLIFICATION:
+            amplification = reports.largest_change(solution.amplification, options.strength)
         if amplification > tolerances.AMPLIFICATION:
             text = (
                 f"{listed(kept)} nearly lies in the span of {listed(erased)}: rows are moved up to "

@@ -69,7 +69,7 @@ def read_update(
     width, parameters = accumulator.width, accumulator.parameters
     if mask is not None or len(getattr(X, "shape", ())) > 2:
         X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
-    sparse = parameters.is_diagonal and is_sparse(X)
+    sparse = parameters.covariance_type == "diag" and is_sparse(X)
     rows = (SparseRows if sparse else Rows).of(X, width=width)
     n, index, names = rows.array.shape[0], None, None
     if hasattr(X, "columns"):

@@ -47,7 +47,7 @@ class Statistics:
         state = accumulator.nonempty_state()
         self.accumulator: Accumulator | None = accumulator
         self.parameters = accumulator.parameters
-        self.is_diagonal = self.parameters.is_diagonal
+        self.is_diagonal = self.parameters.covariance_type == "diag"
         self.is_sampled = self.parameters.subsample < 1
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
         self.variances = state.second.diagonal() / state.weight
