@@ -46,6 +46,8 @@ _REASONS = {
     ("accumulate", CE): "The ratio GEMM / SYRK in the table above is an upper bound",
     ("stream", "in blocks"): _PER_CALL,
     ("stream", CE): _PER_CALL,
+    ("stream", "one kind"): "Each call converts a column of pandas, or rows of another dtype",
+    ("splince", "scipy.linalg"): "Checks and report take most of the time of a solve this small",
     ("file", FLOOR): "Rows are centred between the read and the product, on the same cores",
     ("apply", FLOOR): "The eraser multiplies every row by two factors in float64; a copy does not",
 }
