@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # names with "as" are public for type checkers
     from splince_fast.methods import mean_projection as mean_projection
     from splince_fast.methods import sal as sal
     from splince_fast.methods import splince as splince
+    from splince_fast.methods.fair_pca import fair_pca as fair_pca
     from splince_fast.methods.oracle import oracle as oracle
     from splince_fast.methods.quadratic import quadratic as quadratic
     from splince_fast.methods.quick import cross_report as cross_report
@@ -53,6 +54,7 @@ else:
         "config": ("show_config",),
         "estimators": ("LEACE", "SAL", "SPLINCE", "Identity", "MeanProjection"),
         "methods": ("leace", "mean_projection", "sal", "splince"),
+        "methods.fair_pca": ("fair_pca",),
         "methods.oracle": ("oracle",),
         "methods.quadratic": ("quadratic",),
         "methods.quick": ("cross_report", "erase"),

@@ -33,8 +33,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add("--test", metavar="NAME",
         help="column with your own split: each entry is train, validation or test")  # fmt: skip
     add("--eraser", action="append", metavar="NAME",
-        help="none, SAL, LEACE, SPLINCE, MeanProjection, INLP, RLACE or random; oracle or "
-        "quadratic, which need the concept label of every row; repeatable (default: the first "
+        help="none, SAL, LEACE, SPLINCE, MeanProjection, FairPCA, INLP, RLACE or random; oracle "
+        "or quadratic, which need the concept label of every row; repeatable (default: the first "
         "four)")  # fmt: skip
     add("--head", action="append", metavar="NAME",
         help="retrained, frozen or unregularised; repeatable (default: the first two)")  # fmt: skip
@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> None:
             raise InputError(
                 f"{name!r} is named twice; --erase, --keep, --groups and --test name a column each"
             )
+    # Messages of the library name roles, and those of the command the columns of the files.
     args.variables = {role: name for role, name in others.items() if role not in args.erase}
     X, labels = _read(args, names)
     from splince_fast.evaluation import compare

@@ -70,9 +70,9 @@ def compare(
     groups : column of shape (n,), optional
         Groups, such as persons. All rows of a group are in one part of a split and in one fold.
     erasers : sequence or mapping
-        Names ("none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "INLP", "RLACE", "oracle",
-        "quadratic", and "random", a random subspace of the dimension of the concepts), functions or
-        transformers. The keys of a mapping replace the names in the result.
+        Names ("none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "FairPCA", "INLP", "RLACE",
+        "oracle", "quadratic", and "random", a random subspace of the dimension of the concepts),
+        functions or transformers. The keys of a mapping replace the names in the result.
         A function takes the training rows and a dictionary of their labels, "task" ("kept task" if
         a concept has that name) and "concept" or the names of several, and returns a map of rows. A
         transformer has ``fit(X, task, concept=...)``; see docs/howto/compare.md.

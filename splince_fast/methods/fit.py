@@ -78,9 +78,9 @@ class MethodCall(NamedTuple):
     whitened: bool = True  # whether x is whitened, so that Cov(x) is factored
     classes_only: bool = False  # whether the method refuses continuous variables
     refinement: Refinement | None = None
-    # Returns the covariances to remove, (k', d), from those of the variables to erase, (k, d), for
-    # a method that leaves part of them; None removes all.
-    part: Callable[[Factor, Float], Float] | None = None
+    # Returns further orthonormal directions to remove, (r', d), orthogonal to those that an
+    # orthogonal projection removes, (r, d).
+    discard: Callable[[Statistics, Float], Float] | None = None
 
     def with_shrinkage(self, shrinkage: float | str | None) -> MethodCall:
         return self._replace(options=self.options._replace(shrinkage=shrinkage))
@@ -103,8 +103,7 @@ class MethodCall(NamedTuple):
             factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
         elif factor is None:
             factor = stats.factored(options, shrinkage) if whitened else stats.identity()
-        removed = span_z.rows if self.part is None else self.part(factor, span_z.rows)
-        solution = oblique(factor, removed, span_y.rows, options)
+        solution = oblique(factor, span_z.rows, span_y.rows, options)
         if whitened and solution.rank_covariance < len(stats.mean):
             _refuse_underflow(stats, span_z)
         if solution.status != STATUS_OK:
@@ -112,13 +111,16 @@ class MethodCall(NamedTuple):
                 solution, span_z.names, span_y.names, self.method, options.solver
             )
         if options.strength != 1:
-            solution = projections.with_strength(factor, solution, removed, span_y.rows, options)
+            solution = projections.with_strength(
+                factor, solution, span_z.rows, span_y.rows, options
+            )
         left, right = solution.left, solution.right
+        if self.discard is not None:
+            further = self.discard(stats, left)
+            left, right = np.concatenate([left, further]), np.concatenate([right, further])
+            solution = solution._replace(left=left, right=right)
         if solution.null_basis is not None:
             left, right = projections.with_null_space(solution, span_y.rows)
-        if self.part is not None:  # the report is about the variables
-            spans = factor.whiten(span_z.rows), solution.whitened[len(removed) :]
-            solution = solution._replace(whitened=np.concatenate(spans), off_support=None)
         return Solved(left, right, stats.mean, solution, factor, shrinkage, span_z, span_y, gain)
 
     def fit(self, moments: Moments | Factored, complete: Completion = None) -> Projection:
@@ -171,7 +173,7 @@ class MethodCall(NamedTuple):
 
     def _noises(self, stats: Statistics, solved: Solved) -> list[NoiseValues]:
         """Return the noise of each erased variable or None, and the arguments of `equal_noise`."""
-        if self.options.rank_tol != "auto" or self.part is not None:  # part is left
+        if self.options.rank_tol != "auto":  # part of the association may be left
             return []
         rank, solver = solved.solution.rank_covariance, solved.solution.solver
         approximate = stats.sample is not None or stats.is_diagonal

@@ -41,9 +41,10 @@ def erase(
     concept, keep : column, or mapping or frame of columns
         Variables to erase jointly, and variables whose covariance with the rows is kept, each with
         n labels (:mod:`splince_fast.labels`). Rows without a label are erased, too.
-    method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
-        Name of the method, ignoring case, or a function ``f(moments, *, erase, keep)``. The default
-        is SPLINCE with `keep`, and LEACE without.
+    method : str or callable, optional
+        Name of the method, ignoring case ("splince", "leace", "sal", "mean_projection", "fair_pca",
+        "oracle", "none"), or a function ``f(moments, *, erase, keep)``. The default is SPLINCE with
+        `keep`, and LEACE without.
     sample_weight, kinds
         As for :class:`Moments` and its :meth:`~Moments.update`; a single column is named "concept"
         or "keep".

@@ -16,6 +16,7 @@ from splince_fast._solve.options import OPTIONS, Option
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
+from splince_fast.methods.fair_pca import fair_pca
 from splince_fast.methods.oracle import oracle
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.statistics import Factored, statistics
@@ -68,6 +69,7 @@ METHODS = {
     "leace": Method("LEACE", leace, whitened=True),
     "sal": Method("SAL", sal),
     "mean_projection": Method("MeanProjection", mean_projection, classes_only=True),
+    "fair_pca": Method("FairPCA", fair_pca),
     "oracle": Method("oracle", oracle, whitened=True, needs_labels=True),
     "none": Method("none", none),
 }

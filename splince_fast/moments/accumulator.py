@@ -429,7 +429,8 @@ def _joined(label_sums: list[LabelSums], n: int) -> tuple[NDArray[np.intp], Floa
             codes.append(np.where(sums.codes < 0, -1, sums.codes + start) if start else sums.codes)
         start += len(sums.weights)
     weights = np.concatenate([np.empty(0), *(sums.weights for sums in label_sums)])
-    values = np.concatenate([np.empty((0, n)), *(sums.values for sums in label_sums)])
+    columns = np.concatenate([np.empty((n, 0)), *(sums.values.T for sums in label_sums)], axis=1)
+    values = columns.T
     if len(values) < MATRIX_PRODUCT_FROM:  # the kernel, unlike GEMM, needs C order
         values = np.ascontiguousarray(values)
     return np.array(codes, np.intp).reshape(len(codes), n), weights, values

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from problems import covariance
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast._solve.options import Options
 from splince_fast.cli import main
 from splince_fast.exceptions import InputError, LabelError
-from splince_fast.methods.closed_forms import eraser_of
 from splince_fast.methods.table import METHODS, Method, method_of
 
 rng = np.random.default_rng(0)
@@ -151,36 +148,3 @@ def test_entry_of_the_table_is_all_that_a_sixth_method_needs(
     names: tuple[Any, Any] = (sf.leace, "leace")
     by_function, by_name = (sf.cross_report(folds, erase="z", method=m) for m in names)
     assert by_function.folds == by_name.folds
-
-
-def leading(moments: Any, *, erase: Any) -> sf.Projection:
-    """Erase the leading whitened direction of the variables only."""
-
-    def part(factor: Any, span: Any) -> Any:
-        u, _, _ = np.linalg.svd(factor.whiten(span), full_matrices=False)
-        return np.ascontiguousarray(u[:, :1].T @ span)
-
-    return eraser_of(moments, "Leading", erase, None, Options(), part=part)
-
-
-@pytest.mark.parametrize("classes", [2, 4])
-def test_a_method_that_leaves_part_of_a_variable_says_so(
-    classes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(0)
-    z = rng.integers(0, classes, 400)
-    x = rng.normal(size=(400, 6)) + 3 * rng.normal(size=(classes, 6))[z]
-    monkeypatch.setitem(METHODS, "leading", Method("Leading", leading, whitened=True))
-    clean, eraser = sf.erase(x, z, method="leading")
-    report: Any = eraser.report
-    (variable,) = report.variables
-    assert (eraser.method, report.rank, variable.rank) == ("Leading", 1, 1)
-    # The correlations are those of the whole variable, and the residual is the part that is left.
-    (whole,) = sf.erase(x, z)[1].report.variables  # type: ignore[union-attr]
-    np.testing.assert_allclose(variable.singular_values, whole.singular_values)
-    complete = classes == 2
-    left = np.linalg.norm(covariance(clean, z)) / np.linalg.norm(covariance(x, z))
-    assert (left < 1e-10) == (variable.residual <= variable.bound) == complete
-    assert (variable.expected is not None) == complete
-    with pytest.raises(InputError, match="no certificate"):
-        report.certificate()
