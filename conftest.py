@@ -29,6 +29,7 @@ NEEDS = {
     ],
     "datasets": ["splince_fast/sources/_huggingface.py"],
     "distributed": ["splince_fast/sources/_dask.py"],
+    "polars": ["splince_fast/sources/_words.py"],
     "pyarrow": ["splince_fast/sources/_parquet.py"],
 }
 collect_ignore_glob = [path for name in NEEDS if not find_spec(name) for path in NEEDS[name]]

@@ -24,16 +24,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
         help="apply an eraser to files of rows",
         description="Apply an eraser to the rows of files. A .npy file is memory-mapped and a "
-        ".parquet file is read by row groups, so that neither needs to fit in memory. The other "
-        "columns of a table are copied, and the other arrays of a file, unless the output is "
-        ".npy. Leading axes, such as (batch, token), are kept. --labels are those that the eraser "
-        "needs, if any, for a single file of arrays.",
+        ".parquet file or one of word vectors is read in parts, so that none needs to fit in "
+        "memory. The other columns of a table are copied, and the other arrays of a file, unless "
+        "the output is .npy. Leading axes, such as (batch, token), are kept. --labels are those "
+        "that the eraser needs, if any, for a single file of arrays or of word vectors.",
     )
     add = apply.add_argument
     add("eraser", metavar="ERASER", help="eraser file, written by fit")
     add("rows", metavar="X", nargs="+",
-        help=".npy, .npz, .safetensors, .pt or .parquet files, or folders of such "
-        "files")  # fmt: skip
+        help=f"{rows.FORMATS}, or folders of all but word vectors")  # fmt: skip
     output = apply.add_mutually_exclusive_group(required=True)
     output.add_argument("-o", "--output", type=named_file, metavar="PATH",
         help="output file, of the input's suffix or .npy; for several files or a folder, the "
@@ -63,14 +62,14 @@ def run(args: argparse.Namespace) -> None:
         _check_in_place(eraser, paths)
         targets = paths
     elif several:
-        if os.path.isfile(args.output) or Path(args.output).suffix in rows.READERS:
+        if os.path.isfile(args.output) or rows.suffix_of(args.output) in rows.READERS:
             raise InputError(f"-o {args.output!r} is a file; several files of rows need a folder")
         targets = [os.path.join(args.output, os.path.basename(path)) for path in paths]
     else:
         targets = [args.output]
     if len(set(targets)) < len(targets):
         raise InputError("two files have the same name; apply the eraser to one folder at a time")
-    columns = _labels(args, eraser, len(paths), reader.is_table)
+    columns = _labels(args, eraser, len(paths), reader)
     erasures = [
         rows.Erasure(eraser, *pair, name, columns) for pair in zip(paths, targets, strict=True)
     ]
@@ -106,18 +105,18 @@ def _check_in_place(eraser: Eraser, paths: list[str]) -> None:
 
 
 def _labels(
-    args: argparse.Namespace, eraser: Eraser, n_files: int, tables: bool
+    args: argparse.Namespace, eraser: Eraser, n_files: int, reader: rows.Reader
 ) -> dict[str, Any] | None:
     """Read the labels that the eraser needs; None where it needs none or tables hold them."""
     kinds: Mapping[str, str] = getattr(eraser, "label_kinds", {})
-    if tables or not (kinds or args.labels):
+    if reader.is_table or not (kinds or args.labels):
         return None
     if not (kinds and args.labels):
         needed = f"the labels of {', '.join(map(repr, kinds))}" if kinds else "no labels"
         raise InputError(f"this eraser ({eraser.method}) needs {needed}, given by --labels")
     if n_files > 1:
         raise InputError("--labels is for one file of rows; apply the eraser to one file at a time")
-    return labels.read_label_files(args.labels, list(kinds), kinds)
+    return labels.read_labels(args.labels, list(kinds), kinds, by_word=reader.by_word)
 
 
 def _check_target(args: argparse.Namespace, erasure: rows.Erasure, *, force: bool) -> None:
@@ -128,7 +127,7 @@ def _check_target(args: argparse.Namespace, erasure: rows.Erasure, *, force: boo
     own_suffix = Path(target).suffix
     check_outputs({"--output": target}, inputs, force=force, suffixes={"--output": own_suffix})
     allowed = rows.reader_of(path).outputs
-    if Path(target).suffix not in allowed:
+    if rows.suffix_of(target) not in allowed:
         raise InputError(
             f"-o {target!r}: the rows of {path!r} can be written only as {', '.join(allowed)}"
         )

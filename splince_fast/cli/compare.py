@@ -10,10 +10,11 @@ import numpy as np
 
 from splince_fast._runtime.arguments import require
 from splince_fast.cli import rows
-from splince_fast.cli.labels import parse_kinds, paths_of, read_label_files
+from splince_fast.cli.labels import parse_kinds, paths_of, read_labels
 from splince_fast.cli.options import add_shared, check_outputs, named_file
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassName, encode_one
+from splince_fast.sources import Block
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,7 +28,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add = compare.add_argument
     add("embeddings", metavar="EMBEDDINGS",
-        help="a .npy file; with --embedding, a .parquet file or a folder of them")  # fmt: skip
+        help="a .npy file; with --embedding, a table or a folder of tables; or word vectors, of "
+        "which the words with labels are compared")  # fmt: skip
     add_shared(compare, "--labels", "--embedding", "--erase", "--groups", "--kind", "--force")
     add("--keep", required=True, metavar="NAME", help="task to keep")
     add("--test", metavar="NAME",
@@ -104,29 +106,42 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     kinds = parse_kinds(args.kind, names)
     X: Any = args.embeddings
     columns: dict[str, Any]
+
+    def file_labels() -> dict[str, Any]:
+        return read_labels(args.labels, names, kinds, by_word=reader.by_word)
+
     paths = rows.expand_folders([X])
     reader, name = rows.row_options(args, paths)
-    if reader.is_table:
-        source = reader.source(paths, name, names, dict)
-        blocks = [(np.array(block.X), block.labels) for block in source]
+    if reader.is_table or reader.by_word:
+        blocks = list(map(_labelled, reader.source(paths, name, names, file_labels)))
         if not blocks:
             raise InputError(f"{X!r} has no rows")
         columns = {
-            name: [value for _, labels in blocks for value in labels[name].to_pylist()]
-            for name in names
+            name: [label for _, labels in blocks for label in labels[name]] for name in names
         }
         X = np.concatenate([rows for rows, _ in blocks])
     elif reader.option is not None or paths != [X]:
         raise InputError(
-            f"compare reads .npy and .parquet files; save the array of rows of {X!r} with "
-            "numpy.save"
+            f"compare reads .npy files, tables and word vectors; save the array of rows of {X!r} "
+            "with numpy.save"
         )
     else:
-        columns = read_label_files(args.labels, names, kinds)
+        columns = file_labels()
     for variable, kind in kinds.items():
         column = columns[variable]
         columns[variable] = encode_one(column, len(column), name=variable, kind=kind)
     return X, columns
+
+
+def _labelled(block: Block) -> tuple[Any, dict[str, list[Any]]]:
+    """Return the rows of a block that have a label, and their labels."""
+    labels = {n: c if isinstance(c, list) else c.to_pylist() for n, c in block.labels.items()}
+    # A missing label is None, or NaN, which equals nothing.
+    rows = [
+        i for i, row in enumerate(zip(*labels.values(), strict=True))
+        if any(label is not None and label == label for label in row)
+    ]  # fmt: skip
+    return block.X[rows], {name: [column[i] for i in rows] for name, column in labels.items()}
 
 
 def _aligned_class(text: str | None, concept: object) -> ClassName | None:

@@ -33,8 +33,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         fit.add_argument_group, ("data", "eraser", "moments", "output")
     )
     data.add_argument("embeddings", nargs="+", metavar="EMBEDDINGS",
-        help=".npy, .npz, .safetensors or .pt files; with --embedding, .parquet files; or folders "
-        "of such files, sorted by name. Several files are shards, read in this order")  # fmt: skip
+        help=f"{rows.FORMATS}; or folders of all but word vectors, sorted by name. Several files "
+        "are shards, read in this order")  # fmt: skip
     add_shared(data, "--embedding", "--key", "--labels", "--kind")
     add_shared(eraser, "--erase")
     eraser.add_argument("--keep", action="append", metavar="NAME", help="task to keep; repeatable")
@@ -107,8 +107,9 @@ def run(args: argparse.Namespace) -> None:
     kinds = labels.parse_kinds(args.kind, columns)
     reader, name = rows.row_options(args, paths)
     source = reader.source(
-        paths, name, columns, lambda: labels.read_label_files(args.labels, columns, kinds)
-    )
+        paths, name, columns,
+        lambda: labels.read_labels(args.labels, columns, kinds, by_word=reader.by_word),
+    )  # fmt: skip
     source.files += tuple(label_paths)
     parameters: dict[str, Any] = {"checkpoint": args.checkpoint, "kinds": kinds, **of_moments}
     if args.shrinkage == "cv":

@@ -14,13 +14,40 @@ import numpy as np
 
 from splince_fast._runtime.arguments import require
 from splince_fast.exceptions import InputError, LabelError, UnknownVariableError
-from splince_fast.labels import KINDS, encode_one
+from splince_fast.labels import KINDS, ClassCodes, encode_one
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN][aA][nN]")
 
 # Names of all columns of a file, and the columns that are wanted.
 Contents = tuple[list[str], dict[str, Any]]
+
+
+def read_labels(
+    options: Sequence[str], variables: Sequence[str], kinds: Mapping[str, str], *, by_word: bool
+) -> dict[str, Any]:
+    """Read columns by position, or with `by_word` as mappings from words, a column, to labels."""
+    if not by_word:
+        return read_label_files(options, variables, kinds)
+    if len(options) != 1:
+        raise InputError("word vectors take one --labels FILE, a table with a column 'word'")
+    columns = read_label_files(options, ["word", *variables], {**kinds, "word": "classes"})
+    words, *lists = (_as_list(columns[name]) for name in ("word", *variables))
+    first_lines: dict[str, int] = {}
+    for line, word in enumerate(words, 2):  # below the header
+        if first_lines.setdefault(word, line) != line:
+            raise LabelError(
+                f"{options[0]!r} has the word {word!r} in lines {first_lines[word]} and {line}; "
+                "keep one of them"
+            )
+    return {n: dict(zip(words, c, strict=True)) for n, c in zip(variables, lists, strict=True)}
+
+
+def _as_list(column: Any) -> list[Any]:
+    if isinstance(column, ClassCodes):
+        names = (*column.classes, None)  # -1 is the code of a missing label
+        return [names[code] for code in column.codes]
+    return list(column.to_pylist() if hasattr(column, "to_pylist") else column.tolist())
 
 
 def read_label_files(

@@ -31,7 +31,8 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
         "help": "labels of files of arrays, one entry per row of all files: .csv, .tsv or .parquet "
         "(one variable per column) or .npy (one variable, NAME or the name of the file); "
         "repeatable. An empty field is a missing label, and NA is a class. Labels of tables are "
-        "columns of the same files",
+        "columns of the same files. Labels of word vectors are in one table with a column 'word', "
+        "and other words have missing labels",
     },
     "--kind": {
         "action": "append",

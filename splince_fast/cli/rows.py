@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arguments import require
 from splince_fast._runtime.files import replacing
 from splince_fast.exceptions import InputError
+from splince_fast.sources import from_word_vectors
+from splince_fast.sources._words import WordFile, Words, labels_of, write_words
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -270,6 +272,26 @@ def _erase_column(erasure: Erasure, table: Table, group: int) -> Table:
     return table.set_column(index, field.with_type(values.type), values)
 
 
+def _erase_words(erasure: Erasure) -> int:
+    """Erase one file of word vectors, one block at a time; return the number of rows."""
+    file = WordFile(erasure.path)
+    blocks = (_erased_words(erasure, file.parse(*block)) for block in file.unparsed())
+    with replacing(Path(erasure.target)) as path:
+        return write_words(path, blocks, file, compressed=erasure.target.endswith(".gz"))
+
+
+def _erased_words(erasure: Erasure, block: Words) -> Words:
+    words, X = block
+    return words, erasure.eraser(X, labels_of(words, erasure.labels))
+
+
+def _words_are_erased(erasure: Erasure) -> bool:
+    """Compare words and bits of the vectors in the first and the last block."""
+    before, after = (WordFile(path).end_blocks() for path in (erasure.path, erasure.target))
+    erased = [_erased_words(erasure, block) for block in before]
+    return [(w, X.tobytes()) for w, X in erased] == [(w, X.tobytes()) for w, X in after]
+
+
 class Reader(NamedTuple):
     """A format of files of rows; a file of arrays needs only `outputs` and `read`."""
 
@@ -283,6 +305,7 @@ class Reader(NamedTuple):
     erase: Callable[[Erasure], int] = _erase_arrays  # returns the number of rows
     in_place: Callable[[Erasure], int] | None = None  # overwrites the rows of the file, if possible
     is_erased: Callable[[Erasure], bool] = _arrays_are_erased  # for a complete file `target`
+    by_word: bool = False  # whether labels belong to rows by word, and not by position
 
     @property
     def is_table(self) -> bool:
@@ -302,11 +325,26 @@ READERS: dict[str, Reader] = {
         is_erased=_parquet_is_erased,
     ),
 }
+for _suffix in (".txt", ".vec", ".bin"):
+    READERS[_suffix] = READERS[f"{_suffix}.gz"] = Reader(
+        (_suffix, f"{_suffix}.gz"), option=None, erase=_erase_words, is_erased=_words_are_erased,
+        by_word=True,
+        source=lambda paths, name, variables, labels: from_word_vectors(paths, labels()),
+    )  # fmt: skip
+
+_listed = [", ".join(s for s in READERS if READERS[s].by_word == by_word) for by_word in (0, 1)]
+FORMATS = f"{_listed[0]} files, and word vectors ({_listed[1]})"  # for the help of commands
+
+
+def suffix_of(path: str | Path) -> str:
+    """Return the suffix that names the format of a file; a format before .gz belongs to it."""
+    suffixes = Path(path).suffixes
+    return "".join(suffixes[-2:] if suffixes[-1:] == [".gz"] else suffixes[-1:])
 
 
 def reader_of(path: str) -> Reader:
     """Return the reader of a file of rows."""
-    return READERS[Path(path).suffix]
+    return READERS[suffix_of(path)]
 
 
 def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
@@ -318,7 +356,9 @@ def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
             raise InputError(f"there is no file {path!r}")
         folder = Path(path).is_dir()
         names = sorted(map(str, Path(path).iterdir())) if folder else [path]
-        names = [name for name in names if Path(name).suffix in READERS]
+        # Notes and weights of models, too, end in .txt and .bin: a folder has no word vectors.
+        allowed = [suffix for suffix, reader in READERS.items() if not (folder and reader.by_word)]
+        names = [name for name in names if suffix_of(name) in allowed]
         if not names:
             raise InputError(f"{path!r} is or holds no file of rows ({', '.join(READERS)})")
         # With zeros before numbers, "shard-2" comes before "shard-10".
@@ -337,8 +377,10 @@ def row_options(args: argparse.Namespace, paths: Sequence[str]) -> tuple[Reader,
     """Return the reader of the files and the name of the rows, ``--key`` or ``--embedding``."""
     readers = list(map(reader_of, paths))
     table, key = readers[0].is_table, getattr(args, "key", None)
-    if any(reader.is_table != table for reader in readers):
-        raise InputError("the files have different formats; pass tables or files of arrays")
+    if any(reader.source is not readers[0].source for reader in readers):
+        raise InputError(
+            "the files have different formats; pass tables, files of arrays, or word vectors"
+        )
     if table and args.embedding is None:
         raise InputError(f"{paths[0]!r} is a table; name its column of vectors with --embedding")
     if args.embedding is not None and not table:

@@ -1,4 +1,4 @@
-"""Sources of rows: arrays, tensors, files, Arrow data, Hugging Face datasets, dask.
+"""Sources of rows: arrays, tensors, files, word vectors, Arrow data, Hugging Face datasets, dask.
 
 A :class:`Source` yields rows in blocks (:class:`Block`). The block boundaries are the same in every
 pass, so that an interrupted run can resume at a block. Sources do not encode labels;
@@ -12,6 +12,7 @@ from splince_fast.sources._dask import from_dask
 from splince_fast.sources._huggingface import from_dataset
 from splince_fast.sources._npy import from_npy
 from splince_fast.sources._parquet import from_parquet
+from splince_fast.sources._words import from_word_vectors
 from splince_fast.sources.base import Block, Source, as_source
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "from_dataset",
     "from_npy",
     "from_parquet",
+    "from_word_vectors",
 ]

@@ -572,19 +572,19 @@ def test_a_format_is_one_entry_of_a_table(
         columns = read_label_files(["labels.csv"], variables, {})
         return sf.sources.from_arrays(np.loadtxt(paths[0]), columns)
 
-    np.savetxt("X.txt", np.load("X.npy"))
-    assert "is or holds no file of rows" in cli("apply e X.txt -o out.npy", 2)
-    monkeypatch.setitem(rows.READERS, ".txt", rows.Reader((".npy",), read))
-    cli("fit X.txt --labels labels.csv --erase gender --keep job -o t")
+    np.savetxt("X.dat", np.load("X.npy"))
+    assert "is or holds no file of rows" in cli("apply e X.dat -o out.npy", 2)
+    monkeypatch.setitem(rows.READERS, ".dat", rows.Reader((".npy",), read))
+    cli("fit X.dat --labels labels.csv --erase gender --keep job -o t")
     agree("t", eraser)
-    cli("apply e X.txt -o out.npy")
-    np.testing.assert_array_equal(np.load("out.npy"), eraser(np.loadtxt("X.txt")))
-    assert "finished before" in cli("apply e X.txt -o out.npy --resume")
-    assert "--in-place is for .npy" in cli("apply e X.txt --in-place", 2)
-    assert "only as .npy" in cli("apply e X.txt -o out.txt", 2)
+    cli("apply e X.dat -o out.npy")
+    np.testing.assert_array_equal(np.load("out.npy"), eraser(np.loadtxt("X.dat")))
+    assert "finished before" in cli("apply e X.dat -o out.npy --resume")
+    assert "--in-place is for .npy" in cli("apply e X.dat --in-place", 2)
+    assert "only as .npy" in cli("apply e X.dat -o out.dat", 2)
     table = rows.Reader((".npy",), option="--embedding", source=source)
-    monkeypatch.setitem(rows.READERS, ".txt", table)  # whose labels are columns
-    cli("fit X.txt --embedding v --erase gender --keep job -o t --force")
+    monkeypatch.setitem(rows.READERS, ".dat", table)  # whose labels are columns
+    cli("fit X.dat --embedding v --erase gender --keep job -o t --force")
     agree("t", eraser)
 
 
