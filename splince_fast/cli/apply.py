@@ -23,8 +23,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "apply",
         allow_abbrev=False,
         help="apply an eraser to files of rows",
-        description="Apply an eraser to the rows of files. A .npy file is memory-mapped and a "
-        ".parquet file is read by row groups, so that neither needs to fit in memory. The other "
+        description="Apply an eraser to the rows of files. .npy and HDF5 files are read by blocks, "
+        ".parquet files by row groups, so that none needs to fit in memory. The other "
         "columns of a table are copied, and the other arrays of a file, unless the output is "
         ".npy. Leading axes, such as (batch, token), are kept. --labels are those that the eraser "
         "needs, if any, for a single file of arrays.",
@@ -32,8 +32,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add = apply.add_argument
     add("eraser", metavar="ERASER", help="eraser file, written by fit")
     add("rows", metavar="X", nargs="+",
-        help=".npy, .npz, .safetensors, .pt or .parquet files, or folders of such "
-        "files")  # fmt: skip
+        help=".npy, .npz, .safetensors, .pt, .parquet, .h5, .hdf5 or .h5ad files, or folders of "
+        "such files")  # fmt: skip
     output = apply.add_mutually_exclusive_group(required=True)
     output.add_argument("-o", "--output", type=named_file, metavar="PATH",
         help="output file, of the input's suffix or .npy; for several files or a folder, the "
@@ -71,8 +71,10 @@ def run(args: argparse.Namespace) -> None:
     if len(set(targets)) < len(targets):
         raise InputError("two files have the same name; apply the eraser to one folder at a time")
     columns = _labels(args, eraser, len(paths), reader.is_table)
+    kinds = getattr(eraser, "label_kinds", ())
     erasures = [
-        rows.Erasure(eraser, *pair, name, columns) for pair in zip(paths, targets, strict=True)
+        rows.Erasure(eraser, path, to, name, columns or rows.reader_of(path).labels(path, kinds))
+        for path, to in zip(paths, targets, strict=True)
     ]
     finished = {erasure.target for erasure in erasures if args.resume and _is_finished(erasure)}
     if not args.in_place:

@@ -26,9 +26,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "intervals over several random splits.",
     )
     add = compare.add_argument
-    add("embeddings", metavar="EMBEDDINGS",
-        help="a .npy file; with --embedding, a .parquet file or a folder of them")  # fmt: skip
-    add_shared(compare, "--labels", "--embedding", "--erase", "--groups", "--kind", "--force")
+    add("embeddings", metavar="EMBEDDINGS", help="a file or folder, as for fit")
+    add_shared(compare, "--labels", "--embedding", "--key", "--erase")
+    add_shared(compare, "--groups", "--kind", "--force")
     add("--keep", required=True, metavar="NAME", help="task to keep")
     add("--test", metavar="NAME",
         help="column with your own split: each entry is train, validation or test")  # fmt: skip
@@ -103,7 +103,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     kinds = parse_kinds(args.kind, names)
     X: Any = args.embeddings
     columns: dict[str, Any]
-    paths = rows.expand_folders([X])
+    paths = rows.expand_folders([X], ordered=bool(args.labels))
     reader, name = rows.row_options(args, paths)
     if reader.is_table:
         source = reader.source(paths, name, names, dict)
@@ -111,17 +111,17 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
         if not blocks:
             raise InputError(f"{X!r} has no rows")
         columns = {
-            name: [value for _, labels in blocks for value in labels[name].to_pylist()]
+            name: [
+                value for _, labels in blocks
+                for value in (getattr(labels[name], "to_pylist", None) or labels[name].tolist)()
+            ]
             for name in names
-        }
+        }  # fmt: skip
         X = np.concatenate([rows for rows, _ in blocks])
-    elif reader.option is not None or paths != [X]:
-        raise InputError(
-            f"compare reads .npy and .parquet files; save the array of rows of {X!r} with "
-            "numpy.save"
-        )
     else:
         columns = read_label_files(args.labels, names, kinds)
+        if reader.option is not None or paths != [X]:  # each process maps a .npy file
+            X = reader.source(paths, name, (), dict)
     for variable, kind in kinds.items():
         column = columns[variable]
         columns[variable] = encode_one(column, len(column), name=variable, kind=kind)

@@ -33,8 +33,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         fit.add_argument_group, ("data", "eraser", "moments", "output")
     )
     data.add_argument("embeddings", nargs="+", metavar="EMBEDDINGS",
-        help=".npy, .npz, .safetensors or .pt files; with --embedding, .parquet files; or folders "
-        "of such files, sorted by name. Several files are shards, read in this order")  # fmt: skip
+        help=".npy, .npz, .safetensors, .pt, .h5 or .hdf5 files; with --embedding, .parquet or "
+        ".h5ad files; or folders of such files, sorted by name. Several files are shards, read in "
+        "this order")  # fmt: skip
     add_shared(data, "--embedding", "--key", "--labels", "--kind")
     add_shared(eraser, "--erase")
     eraser.add_argument("--keep", action="append", metavar="NAME", help="task to keep; repeatable")
