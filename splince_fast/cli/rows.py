@@ -283,6 +283,8 @@ def _hdf5_source(
 def _erase_hdf5(erasure: Erasure) -> int:
     """Erase the data set in a copy of the file, a block at a time; return the number of rows."""
     X = open_rows(erasure.path, erasure.name)
+    if (owner := X.file.filename) != erasure.path:
+        raise InputError(f"the rows of {erasure.path!r} lie in {owner!r}; apply the eraser to that")
     dtype = erasure.part(X, slice(0)).dtype
     step = choose_block_rows(None, int(np.prod(X.shape[1:])), X.dtype.itemsize)
     with replacing(Path(erasure.target)) as path:
