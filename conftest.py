@@ -31,11 +31,12 @@ NEEDS = {
     "distributed": ["splince_fast/sources/_dask.py"],
     "polars": ["splince_fast/sources/_words.py"],
     "pyarrow": ["splince_fast/sources/_parquet.py"],
+    "h5py": ["splince_fast/sources/_hdf5.py"],
 }
 collect_ignore_glob = [path for name in NEEDS if not find_spec(name) for path in NEEDS[name]]
 
 # Pages are named by `testpaths`, and what is named is never left out: these are skipped.
-PAGES = {"dask.md": "distributed", "live_models.md": "transformers"}
+PAGES = {"dask.md": "distributed", "hdf5.md": "h5py", "live_models.md": "transformers"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

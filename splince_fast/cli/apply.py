@@ -23,11 +23,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "apply",
         allow_abbrev=False,
         help="apply an eraser to files of rows",
-        description="Apply an eraser to the rows of files. A .npy file is memory-mapped and a "
-        ".parquet file or one of word vectors is read in parts, so that none needs to fit in "
-        "memory. The other columns of a table are copied, and the other arrays of a file, unless "
-        "the output is .npy. Leading axes, such as (batch, token), are kept. --labels are those "
-        "that the eraser needs, if any, for a single file of arrays or of word vectors.",
+        description="Apply an eraser to the rows of files. Files of .npy, HDF5, parquet and word "
+        "vectors are read in parts, so that none needs to fit in memory. The other columns of a "
+        "table are copied, and the other arrays of a file, unless the output is .npy. Leading "
+        "axes, such as (batch, token), are kept. --labels are those that the eraser needs, if "
+        "any, for a single file of arrays or of word vectors.",
     )
     add = apply.add_argument
     add("eraser", metavar="ERASER", help="eraser file, written by fit")
@@ -70,8 +70,10 @@ def run(args: argparse.Namespace) -> None:
     if len(set(targets)) < len(targets):
         raise InputError("two files have the same name; apply the eraser to one folder at a time")
     columns = _labels(args, eraser, len(paths), reader)
+    kinds = getattr(eraser, "label_kinds", ())
     erasures = [
-        rows.Erasure(eraser, *pair, name, columns) for pair in zip(paths, targets, strict=True)
+        rows.Erasure(eraser, path, to, name, columns or rows.reader_of(path).labels(path, kinds))
+        for path, to in zip(paths, targets, strict=True)
     ]
     finished = {erasure.target for erasure in erasures if args.resume and _is_finished(erasure)}
     if not args.in_place:

@@ -10,7 +10,7 @@ import numpy as np
 
 from splince_fast._runtime.arguments import require
 from splince_fast.cli import rows
-from splince_fast.cli.labels import parse_kinds, paths_of, read_labels
+from splince_fast.cli.labels import as_list, parse_kinds, paths_of, read_labels
 from splince_fast.cli.options import add_shared, check_outputs, named_file
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassName, encode_one
@@ -27,10 +27,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "intervals over several random splits.",
     )
     add = compare.add_argument
-    add("embeddings", metavar="EMBEDDINGS",
-        help="a .npy file; with --embedding, a table or a folder of tables; or word vectors, of "
-        "which the words with labels are compared")  # fmt: skip
-    add_shared(compare, "--labels", "--embedding", "--erase", "--groups", "--kind", "--force")
+    add(
+        "embeddings",
+        metavar="EMBEDDINGS",
+        help="a file or folder, as for fit; of word vectors, the words with labels are compared",
+    )
+    add_shared(compare, "--labels", "--embedding", "--key", "--erase")
+    add_shared(compare, "--groups", "--kind", "--force")
     add("--keep", required=True, metavar="NAME", help="task to keep")
     add("--test", metavar="NAME",
         help="column with your own split: each entry is train, validation or test")  # fmt: skip
@@ -110,32 +113,32 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     def file_labels() -> dict[str, Any]:
         return read_labels(args.labels, names, kinds, by_word=reader.by_word)
 
-    paths = rows.expand_folders([X])
+    paths = rows.expand_folders([X], ordered=bool(args.labels))
     reader, name = rows.row_options(args, paths)
     if reader.is_table or reader.by_word:
-        blocks = list(map(_labelled, reader.source(paths, name, names, file_labels)))
+        source = reader.source(paths, name, names, file_labels)
+        blocks = [_read_block(block, labelled=reader.by_word) for block in source]
         if not blocks:
             raise InputError(f"{X!r} has no rows")
         columns = {
             name: [label for _, labels in blocks for label in labels[name]] for name in names
         }
         X = np.concatenate([rows for rows, _ in blocks])
-    elif reader.option is not None or paths != [X]:
-        raise InputError(
-            f"compare reads .npy files, tables and word vectors; save the array of rows of {X!r} "
-            "with numpy.save"
-        )
     else:
         columns = file_labels()
+        if reader.option is not None or paths != [X]:  # each process maps a .npy file
+            X = reader.source(paths, name, (), dict)
     for variable, kind in kinds.items():
         column = columns[variable]
         columns[variable] = encode_one(column, len(column), name=variable, kind=kind)
     return X, columns
 
 
-def _labelled(block: Block) -> tuple[Any, dict[str, list[Any]]]:
-    """Return the rows of a block that have a label, and their labels."""
-    labels = {n: c if isinstance(c, list) else c.to_pylist() for n, c in block.labels.items()}
+def _read_block(block: Block, *, labelled: bool) -> tuple[Any, dict[str, list[Any]]]:
+    """Return the rows and the labels of a block; with `labelled`, of rows with any label."""
+    labels = {name: as_list(column) for name, column in block.labels.items()}
+    if not labelled:
+        return np.array(block.X), labels
     # A missing label is None, or NaN, which equals nothing.
     rows = [
         i for i, row in enumerate(zip(*labels.values(), strict=True))

@@ -32,7 +32,7 @@ def read_labels(
     if len(options) != 1:
         raise InputError("word vectors take one --labels FILE, a table with a column 'word'")
     columns = read_label_files(options, ["word", *variables], {**kinds, "word": "classes"})
-    words, *lists = (_as_list(columns[name]) for name in ("word", *variables))
+    words, *lists = (as_list(columns[name]) for name in ("word", *variables))
     first_lines: dict[str, int] = {}
     for line, word in enumerate(words, 2):  # below the header
         if first_lines.setdefault(word, line) != line:
@@ -43,11 +43,13 @@ def read_labels(
     return {n: dict(zip(words, c, strict=True)) for n, c in zip(variables, lists, strict=True)}
 
 
-def _as_list(column: Any) -> list[Any]:
+def as_list(column: Any) -> list[Any]:
+    """Convert a column of labels; a missing label is None, or NaN among floats."""
     if isinstance(column, ClassCodes):
         names = (*column.classes, None)  # -1 is the code of a missing label
         return [names[code] for code in column.codes]
-    return list(column.to_pylist() if hasattr(column, "to_pylist") else column.tolist())
+    convert = getattr(column, "to_pylist", None) or getattr(column, "tolist", None)
+    return column if convert is None else list(convert())
 
 
 def read_label_files(

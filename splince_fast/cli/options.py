@@ -22,7 +22,7 @@ def named_file(text: str) -> str:
 
 # Settings of argparse for the options that `fit`, `apply` and `compare` share.
 SHARED: Final[dict[str, dict[str, Any]]] = {
-    "--embedding": {"metavar": "COLUMN", "help": "column of vectors in a table"},
+    "--embedding": {"metavar": "COLUMN", "help": "column of vectors in a table; in .h5ad, of obsm"},
     "--key": {"metavar": "NAME", "help": "name of the array of rows in a file of several arrays"},
     "--labels": {
         "action": "append",
@@ -63,6 +63,7 @@ def add_shared(parser: Any, *names: str) -> None:
 
 
 _SUFFIXES = {".npy", ".npz", ".pt", ".parquet", ".csv", ".tsv", ".html", ".safetensors"}
+_SUFFIXES |= {".h5", ".hdf5", ".h5ad"}
 
 
 def check_outputs(

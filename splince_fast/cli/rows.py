@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arguments import require
 from splince_fast._runtime.files import replacing
+from splince_fast._runtime.rows import BLOCK_BYTES, choose_block_rows
 from splince_fast.exceptions import InputError
-from splince_fast.sources import from_word_vectors
+from splince_fast.sources import from_hdf5, from_word_vectors
+from splince_fast.sources._hdf5 import open_rows, read_column
 from splince_fast.sources._words import WordFile, Words, labels_of, write_words
 
 if TYPE_CHECKING:
@@ -119,7 +122,7 @@ def _erase_in_place(erasure: Erasure) -> int:
 
 def _arrays_are_erased(erasure: Erasure) -> bool:
     """Compare the shapes, and the bits of rows at both ends and in the middle."""
-    X, erased = (_host_rows(path, erasure.name) for path in (erasure.path, erasure.target))
+    X, erased = (reader_of(p).rows(p, erasure.name) for p in (erasure.path, erasure.target))
     starts = {0, len(X) // 2, max(0, len(X) - _COMPARED_ROWS)}
     parts = [slice(start, start + _COMPARED_ROWS) for start in starts]
     return erased.shape == X.shape and all(
@@ -292,8 +295,35 @@ def _words_are_erased(erasure: Erasure) -> bool:
     return [(w, X.tobytes()) for w, X in erased] == [(w, X.tobytes()) for w, X in after]
 
 
+def _hdf5_source(
+    paths: Sequence[str], name: str | None, variables: Sequence[str], labels: Callable[[], object]
+) -> Source:
+    in_obs = {variable: f"/obs/{variable}" for variable in variables}
+    return from_hdf5(list(paths), name or "/", in_obs if reader_of(paths[0]).is_table else labels())
+
+
+def _erase_hdf5(erasure: Erasure) -> int:
+    """Erase the data set in a copy of the file, a block at a time; return the number of rows."""
+    X = open_rows(erasure.path, erasure.name)
+    if (owner := X.file.filename) != erasure.path:
+        raise InputError(f"the rows of {erasure.path!r} lie in {owner!r}; apply the eraser to that")
+    dtype = erasure.part(X, slice(0)).dtype
+    step = choose_block_rows(None, int(np.prod(X.shape[1:])), X.dtype.itemsize)
+    with replacing(Path(erasure.target)) as path:
+        shutil.copyfile(erasure.path, path)
+        with require("h5py", "hdf5").File(path, "r+", rdcc_nbytes=BLOCK_BYTES) as file:
+            # A new data set: the old one may be a view of other files. Scaleoffset would round.
+            del file[X.name]
+            erased = file.create_dataset_like(X.name, X, dtype=dtype, scaleoffset=None)
+            erased.attrs.update(X.attrs)
+            for start in range(0, len(X), step):
+                rows = slice(start, start + step)
+                erased[rows] = erasure.part(X, rows)
+    return int(np.prod(X.shape[:-1]))
+
+
 class Reader(NamedTuple):
-    """A format of files of rows; a file of arrays needs only `outputs` and `read`."""
+    """A format of files of rows; a file of arrays needs only `outputs`, and `read` or `rows`."""
 
     outputs: tuple[str, ...]  # suffixes of the files into which erased rows can be written
     read: Callable[[str], Contents] = lambda path: ({}, {})
@@ -301,6 +331,8 @@ class Reader(NamedTuple):
     write: Callable[[Path, dict[str, Any], dict[str, str]], None] | None = None
     # Option that names the rows in a file; "--embedding" for tables, whose labels are columns.
     option: str | None = "--key"
+    rows: Callable[[str, str | None], Any] = _host_rows  # of a path, under that name
+    labels: Callable[[str, Iterable[str]], Any] = lambda path, names: None  # columns for an eraser
     source: Callable[..., Source] = _array_source
     erase: Callable[[Erasure], int] = _erase_arrays  # returns the number of rows
     in_place: Callable[[Erasure], int] | None = None  # overwrites the rows of the file, if possible
@@ -312,11 +344,19 @@ class Reader(NamedTuple):
         return self.option == "--embedding"
 
 
+_HDF5 = Reader((".h5", ".hdf5"), rows=open_rows, source=_hdf5_source, erase=_erase_hdf5)
 READERS: dict[str, Reader] = {
     ".npy": Reader((".npy",), _read_npy, option=None, in_place=_erase_in_place),
     ".npz": Reader((".npz", ".npy"), _read_npz, _write_npz),
     ".safetensors": Reader((".safetensors", ".npy"), _read_safetensors, _write_safetensors),
     ".pt": Reader((".pt", ".npy"), _read_torch, _write_torch),
+    ".h5": _HDF5,
+    ".hdf5": _HDF5,
+    ".h5ad": _HDF5._replace(
+        outputs=(".h5ad",),
+        option="--embedding",
+        labels=lambda path, names: {name: read_column(path, f"/obs/{name}") for name in names},
+    ),
     ".parquet": Reader(
         (".parquet",),
         option="--embedding",
@@ -377,7 +417,7 @@ def row_options(args: argparse.Namespace, paths: Sequence[str]) -> tuple[Reader,
     """Return the reader of the files and the name of the rows, ``--key`` or ``--embedding``."""
     readers = list(map(reader_of, paths))
     table, key = readers[0].is_table, getattr(args, "key", None)
-    if any(reader.source is not readers[0].source for reader in readers):
+    if len({(reader.source, reader.is_table) for reader in readers}) > 1:
         raise InputError(
             "the files have different formats; pass tables, files of arrays, or word vectors"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from splince_fast.sources._arrays import from_arrays
 from splince_fast.sources._dask import from_dask
+from splince_fast.sources._hdf5 import from_hdf5
 from splince_fast.sources._huggingface import from_dataset
 from splince_fast.sources._npy import from_npy
 from splince_fast.sources._parquet import from_parquet
@@ -22,6 +23,7 @@ __all__ = [
     "from_arrays",
     "from_dask",
     "from_dataset",
+    "from_hdf5",
     "from_npy",
     "from_parquet",
     "from_word_vectors",
