@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import scipy.sparse
 from numpy.typing import NDArray
@@ -14,9 +16,6 @@ from test_estimators import CLASSES, EPS, keep, make_data
 import splince_fast as sf
 from splince_fast import LEACE, SPLINCE, Identity
 from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughDataError
-
-pd = pytest.importorskip("pandas")
-pl = pytest.importorskip("polars")
 
 N, D = 2000, 12
 Data = tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]
@@ -123,9 +122,6 @@ def test_a_fit_of_identity_that_fails_changes_nothing(small: Data) -> None:
     assert eraser.n_features_in_ == 3
     with pytest.raises(NotFittedError):
         Identity().transform(X)
-
-
-# --- a sample of the rows, variances in place of the covariance, sparse rows ---------------------
 
 
 def test_auto_takes_what_the_rows_call_for(data: Data) -> None:

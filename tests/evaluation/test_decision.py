@@ -61,9 +61,6 @@ def with_values(
     return edited(result, fields)
 
 
-# -- data of known truth --------------------------------------------------------------------------
-
-
 def rows_of(y: Any, z: Any, strength: float, rng: np.random.Generator) -> Any:
     """Rows in which classes 0 to 2 of the task have a feature each, and the concept shares one."""
     X = rng.normal(size=(len(y), 6))
@@ -130,9 +127,6 @@ def test_equal_erasers_are_not_decided_in_95_percent_of_runs(plain: Comparison) 
     assert decided / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     far = [drawn(plain, rng, 0.3, -0.2).decision() for _ in range(20)]  # control
     assert all(d.outcome == "decided" and d.eraser == "LEACE" for d in far)
-
-
-# -- outcomes and sentences -----------------------------------------------------------------------
 
 
 def test_equality_needs_the_whole_interval(plain: Comparison) -> None:
@@ -242,9 +236,6 @@ def test_a_worst_group_of_few_rows_is_marked_and_decides_nothing(plain: Comparis
     assert few.decision().metric == "accuracy"
     assert plain.decision().metric == "worst_group"  # control
     assert few.decision("worst_group").metric == "worst_group"
-
-
-# -- the three sentences --------------------------------------------------------------------------
 
 
 def test_a_result_begins_with_three_sentences_that_anyone_reads(plain: Comparison) -> None:
