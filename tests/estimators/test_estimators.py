@@ -94,8 +94,6 @@ def same(a: Any, b: Any, eps: float = EPS) -> bool:
     return distance(a, b) <= rounding(a, eps)
 
 
-# --- fitted maps --------------------------------------------------------------------------------
-
 OPTIONS: dict[Any, dict[str, Any]] = {
     SPLINCE: {"max_amplification": 50, "shrinkage": 0.1, "solver": "eigh"},
     LEACE: {"null_space": "drop", "shrinkage": "oas", "rank_tol": 1e-3},
@@ -156,9 +154,6 @@ def test_fit_reads_the_array_itself_once(
     assert len(seen) == 1
     assert np.shares_memory(seen[0], X)
     assert seen[0].shape == X.shape
-
-
-# --- one pass in any split ----------------------------------------------------------------------
 
 
 @fast
@@ -257,9 +252,6 @@ def test_copies_go_on_alone(copier: Callable[[Any], Any], lazy: bool, data: Data
     twin.partial_fit(X[200:], y[200:], concept=z[200:])
     assert estimator.n_samples_seen_ == 200
     assert same(SPLINCE(shrinkage=0.2).fit(X, y, concept=z), twin)
-
-
-# --- the concept and the task -------------------------------------------------------------------
 
 
 @every_class
@@ -388,9 +380,6 @@ def test_frames_in_frames_out(library: str, kind: Any, dtype: Any) -> None:
     assert list(plain.get_feature_names_out()) == [f"x{i}" for i in range(6)]
 
 
-# --- one pass, many erasers ---------------------------------------------------------------------
-
-
 @pytest.fixture
 def moments(data: Data) -> sf.Moments:
     X, y, z = data
@@ -444,9 +433,6 @@ def test_from_moments_refuses(data: Data, moments: sf.Moments) -> None:
     with pytest.raises(InputError, match="made from moments"):
         fitted.partial_fit(X, concept={"z": z})
     assert fitted.fit(X, concept=z).partial_fit(X, concept=z).n_samples_seen_ == 800
-
-
-# --- metadata through scikit-learn's routers ----------------------------------------------------
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "routed"])

@@ -45,9 +45,6 @@ def eraser_of(X: Any, labels: Any) -> sf.Projection:
     return sf.leace(sf.Moments().update(X, labels), erase="concept")
 
 
-# -- what is computed -------------------------------------------------------------------------
-
-
 def test_figures_and_the_choice_of_alpha_are_those_of_a_plain_script() -> None:
     threads = [pool["num_threads"] for pool in threadpool_info()]
     result = run(X, y, z, n_seeds=1, **LEVEL)
@@ -87,9 +84,6 @@ def test_every_random_state_of_a_pipeline_is_that_of_the_seed() -> None:
     options: dict[str, Any] = {"erasers": ("none",), "leakage": (), "n_seeds": 4}
     first, second = (run(X, y, z, heads={"sgd": model}, **options).records for _ in range(2))
     assert first == second
-
-
-# -- however it runs --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -159,9 +153,6 @@ def test_the_fingerprint_reads_every_row() -> None:
     first = fingerprint(X, {}, None, None)
     X[-2, -1] = 1.0
     assert fingerprint(X, {}, None, None) != first
-
-
-# -- what goes wrong --------------------------------------------------------------------------
 
 
 def test_an_infeasible_eraser_is_a_row_and_the_rest_goes_on() -> None:  # case 6

@@ -48,6 +48,7 @@ from splince_fast.labels import (
 )
 
 fast = settings(max_examples=40, deadline=None)
+few = settings(max_examples=20, deadline=None)  # of each container
 NAN, INF = math.nan, math.inf
 
 
@@ -278,7 +279,7 @@ CLASSES = {
 
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.MissingLabelWarning")
 @each(CLASSES)
-@fast
+@few
 @given(data=st.data())
 def test_values_are_the_same_classes_in_every_container(case: Any, data: st.DataObject) -> None:
     make, elements = case
@@ -289,7 +290,7 @@ def test_values_are_the_same_classes_in_every_container(case: Any, data: st.Data
 
 
 @each(OPTIONAL_FLOATS)
-@fast
+@few
 @given(values=some(st.integers(-400, 400).map(lambda v: v / 8)))
 def test_floats_are_continuous_in_every_container(case: Any, values: list[Any]) -> None:
     encoded = encode_one(case(values), len(values), name="z")

@@ -482,12 +482,8 @@ def test_labels_of_npy_that_do_not_fit(tmp_path: Path) -> None:
         from_npy(paths, {"z": short})
     with pytest.raises(InputError, match=rf"sample_weight: '{short}' has shape .* has 4 rows"):
         from_npy(paths, sample_weight=[short, short])
-
-
-def test_names_of_classes_are_not_taken_for_paths(tmp_path: Path) -> None:
-    path = write_npy(tmp_path, "x.npy", np.ones((2, 2)))
-    (block,) = from_npy(path, {"z": ["a", "b"]})
-    assert block.labels == {"z": ["a", "b"]}
+    (block,) = from_npy(paths[0], {"z": ["a", "b", "c"]})  # names of classes are no paths
+    assert block.labels == {"z": ["a", "b", "c"]}
 
 
 def test_a_file_that_was_replaced_is_refused(tmp_path: Path) -> None:
@@ -568,7 +564,7 @@ def test_bad_vector_is_named_with_its_row_group(message: str, kind: str, tmp_pat
     assert len(list(from_parquet(table.slice(0, 9), embedding="e", block_rows=3))) == 3
 
 
-def test_width_that_changes_between_row_groups_is_named(tmp_path: Path) -> None:
+def test_lists_that_change_or_hold_nulls_are_named(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     rows = [[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4
     pq.write_table(pa.table({"e": rows}), path, row_group_size=4)
@@ -576,10 +572,7 @@ def test_width_that_changes_between_row_groups_is_named(tmp_path: Path) -> None:
     assert source.n_features == 2
     with pytest.raises(InputError, match=f"3 values in row 0 of row group 1 of '{path}', where 2"):
         list(source)
-
-
-def test_null_that_would_suit_another_width_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"  # 3 values and a null are as many entries as 2 rows of 2
+    # 3 values and a null are as many entries as 2 rows of 2.
     pq.write_table(pa.table({"e": [[1.0, 2.0, 3.0], None]}), path)
     blocks = iter(from_parquet(path, embedding="e", block_rows=1))
     assert next(blocks).X.shape == (1, 3)
