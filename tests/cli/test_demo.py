@@ -183,6 +183,18 @@ def test_the_guarantees_hold_and_leace_is_the_control(results: Results) -> None:
     assert results.column("SPLINCE", "probe_r2").max() < 0.1
 
 
+def test_the_probe_does_not_depend_on_units_or_on_a_constant_feature() -> None:
+    rng = np.random.default_rng(0)
+    X, z = rng.normal(size=(200, 3)), rng.normal(size=200)
+    X[:, 0] += z
+    before, after = (
+        experiment.probe_r2(rows[:150], z[:150], rows[150:], z[150:])
+        for rows in (X, np.c_[X * [1, 1000, 0.5], np.full(200, 7.0)])
+    )
+    assert 0 < before < 1
+    assert after == pytest.approx(before, rel=1e-12)
+
+
 def made_up_like_the_paper(advantage: float, noise: float = 0.01) -> Results:
     """Results with given coefficients."""
     rng = np.random.default_rng(0)
