@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,6 @@ from sklearn.svm import LinearSVC
 from test_baselines import draw
 
 from splince_fast.baselines import INLP
-from splince_fast.evaluation import spurious_split
 from splince_fast.exceptions import NothingErasedWarning
 
 
@@ -103,27 +99,3 @@ def test_the_report_gives_the_reason_of_the_stop(
     assert report.stop.startswith(stop)
     assert 1 <= report.rank < 9
     assert rank is None or report.rank == rank
-
-
-@pytest.mark.slow
-def test_figures_on_biographies_after_inlp(real_data: Callable[[str], Path]) -> None:
-    """The fit on the split of seed 0 is deterministic, so that printed digits are reproduced."""
-    folder = real_data("bug_profession_gender")
-    X = np.load(folder / "X.npy").astype(np.float64)
-    y, z = (np.load(folder / f"{name}.npy").astype(np.intp) for name in "yz")
-    split = spurious_split(y, z, p=0.9, sizes=(4000, 600, 1000), aligned_class=0)
-    train, validation = split.train, split.validation
-    X -= X[train].mean(axis=0)
-    X /= np.sqrt(X[train].var(axis=0).mean())
-    rows = np.concatenate([train, validation])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        eraser = INLP(max_rank=40).fit(
-            X[rows], concept=z[rows], validation=np.arange(len(rows)) >= len(train)
-        )
-    assert eraser.report_.stop == "the largest rank, 40, is reached"
-    assert eraser.report_.distortion == pytest.approx(0.084, abs=1e-3)
-    task = (y[train][:, None] == [0, 1]).astype(float)
-    cross = (X[train].T @ (task - task.mean(axis=0))) / len(task)
-    left = eraser.projection_.matrix() @ cross
-    assert np.sum(left**2) / np.sum(cross**2) == pytest.approx(0.038, abs=1e-3)

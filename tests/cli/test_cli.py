@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
@@ -57,12 +59,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def labels_of(*names: str) -> dict[str, Any]:
+    table = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
+    return {name: table[name] for name in names}
+
+
 def by_hand(keep: str | None = "job", **kinds: str) -> sf.Projection:
     """The eraser of the files by the Python interface."""
-    table = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
-    moments = sf.Moments(kinds=kinds).update(
-        np.load("X.npy"), {name: table[name] for name in ("gender", "job", "age")}
-    )
+    labels = labels_of("gender", "job", "age")
+    moments = sf.Moments(kinds=kinds).update(np.load("X.npy"), labels)
     if keep is None:
         return sf.leace(moments, erase="gender")
     return sf.splince(moments, erase="gender", keep=keep)
@@ -99,10 +104,8 @@ def save_rows(path: str, X: NDArray[Any], name: str = "X", **others: NDArray[Any
         torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
         torch.save({key: torch.from_numpy(array) for key, array in arrays.items()}, path)
     else:
-        pa = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
         column = pa.array(list(X), pa.list_(pa.float64()))
-        parquet.write_table(pa.table({"v": column}), path, row_group_size=100)
+        pq.write_table(pa.table({"v": column}), path, row_group_size=100)
 
 
 # -- fit -----------------------------------------------------------------------------------------
@@ -122,24 +125,9 @@ def test_fit_prints_the_report_and_writes_the_eraser(here: Path, cli: Cli) -> No
     assert words in " ".join(shown.split())
 
 
-def test_integers_that_may_be_quantities_warn(
-    here: Path, cli: Cli, capsys: pytest.CaptureFixture[str]
-) -> None:
-    np.save("years.npy", np.random.default_rng(0).integers(18, 80, N))
-    line = "fit X.npy --labels years.npy --erase years --method leace"
-    assert main([*line.split(), "-o", "e"]) == 0
-    out, err = capsys.readouterr()
-    for text in (out, err):
-        assert "'years' was read as 62 classes, and erasing takes 6 of 6 dimensions" in text
-    assert "--kind years=continuous" in err
-    cli(f"{line} --kind years=continuous -o one")
-    assert sf.Projection.load("one").rank == 1
-
-
 def test_methods_and_their_options(here: Path, cli: Cli) -> None:
     """Rows in one file and in shards."""
-    table = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
-    moments = sf.Moments().update(np.load("X.npy"), {n: table[n] for n in ("gender", "job")})
+    moments = sf.Moments().update(np.load("X.npy"), labels_of("gender", "job"))
     for options, expected in {
         "--method leace": by_hand(None),
         "--keep age": by_hand("age"),
@@ -184,8 +172,7 @@ def test_shrinkage_is_chosen_on_folds(here: Path, cli: Cli) -> None:
 
 def test_options_of_the_moments_reach_them(here: Path, cli: Cli) -> None:
     line = "fit a.npy b.npy --labels labels.csv --erase gender --method leace --checkpoint c"
-    gender = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
-    source = sf.sources.from_npy(["a.npy", "b.npy"], {"gender": gender["gender"]})
+    source = sf.sources.from_npy(["a.npy", "b.npy"], labels_of("gender"))
     for flags, parameters, again in (
         ("--subsample 0.5", {"subsample": 0.5}, {}),
         ("--subsample auto", {"subsample": "auto"}, {}),
@@ -212,23 +199,35 @@ def test_a_warning_takes_one_line_and_is_told_once(
     n = 9000  # three blocks
     np.save("long.npy", np.random.default_rng(0).normal(size=(n, 2)))
     np.save("number.npy", np.arange(n) % 1500)
+    np.save("years.npy", np.random.default_rng(0).integers(18, 80, N))
     same = "fit X.npy --labels gender.npy --labels same.npy --erase gender --keep same"
-    number = "fit long.npy --labels number.npy --erase number --method leace"
     dropped = "1 of 1 direction(s) of 'same' were dropped"
-    for line, text, left in (
-        (f"{same} --on-infeasible drop", dropped, "(up to rounding)"),
-        (f"{same} --max-amplification 1", dropped, "above 1"),
-        (number, "variable 'number' holds integers, read as classes", "--kind number="),
+    for line, text, left, in_report in (
+        (f"{same} --on-infeasible drop", dropped, "(up to rounding)", True),
+        (f"{same} --max-amplification 1", dropped, "above 1", True),
+        (
+            "fit long.npy --labels number.npy --erase number --method leace",
+            "variable 'number' holds integers, read as classes",
+            "--kind number=",
+            False,
+        ),
+        (
+            "fit X.npy --labels years.npy --erase years --method leace",
+            "'years' was read as 62 classes, and erasing takes 6 of 6 dimensions",
+            "--kind years=continuous",
+            True,
+        ),
     ):
         assert main([*line.split(), "--force", "-o", "e"]) == 0
         out, err = capsys.readouterr()
-        assert err.startswith(f"splince-fast: warning: {text}")
+        assert f"splince-fast: warning: {text}" in err
         assert err.count(text) == 1
         assert left in err
-        assert text is not dropped or (err.count("\n"), "dropped" in out) == (1, True)
+        assert (text in " ".join(out.split())) is in_report
+        assert text is not dropped or err.count("\n") == 1
 
 
-def test_parquet_files_of_embeddings_or_of_labels(here: Path, cli: Cli, pa: Any, pq: Any) -> None:
+def test_parquet_files_of_embeddings_or_of_labels(here: Path, cli: Cli) -> None:
     from pyarrow import csv
 
     labels = csv.read_csv("labels.csv")
@@ -566,12 +565,6 @@ def test_a_format_is_one_entry_of_a_table(
     def read(path: str) -> Any:
         return {"": np.loadtxt(path)}, {}
 
-    def source(
-        paths: list[str], name: str, variables: list[str], labels: object
-    ) -> sf.sources.Source:
-        columns = read_label_files(["labels.csv"], variables, {})
-        return sf.sources.from_arrays(np.loadtxt(paths[0]), columns)
-
     np.savetxt("X.dat", np.load("X.npy"))
     assert "is or holds no file of rows" in cli("apply e X.dat -o out.npy", 2)
     monkeypatch.setitem(rows.READERS, ".dat", rows.Reader((".npy",), read))
@@ -582,10 +575,6 @@ def test_a_format_is_one_entry_of_a_table(
     assert "finished before" in cli("apply e X.dat -o out.npy --resume")
     assert "--in-place is for .npy" in cli("apply e X.dat --in-place", 2)
     assert "only as .npy" in cli("apply e X.dat -o out.dat", 2)
-    table = rows.Reader((".npy",), option="--embedding", source=source)
-    monkeypatch.setitem(rows.READERS, ".dat", table)  # whose labels are columns
-    cli("fit X.dat --embedding v --erase gender --keep job -o t --force")
-    agree("t", eraser)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls some tensors prototypes
@@ -694,9 +683,8 @@ def test_apply_resumes_after_a_kill(eraser: sf.Projection, cli: Cli, suffix: str
     ("form", "dtype"),
     [("fixed", "float32"), ("list", "float16"), ("large", "int64"), ("fixed", "int64")],
 )
-def test_parquet_in_and_out(
-    eraser: sf.Projection, cli: Cli, form: str, dtype: str, pa: Any, pq: Any
-) -> None:
+def test_parquet_in_and_out(eraser: sf.Projection, cli: Cli, form: str, dtype: str) -> None:
+    """Row groups stay as they are, without empty ones."""
     X = (4 * np.load("X.npy")).astype(dtype)
     value = pa.from_numpy_dtype(X.dtype)
     lists = {
@@ -706,14 +694,17 @@ def test_parquet_in_and_out(
     }
     ids = [f"t{i}" for i in range(N)]
     table = pa.table({"id": ids, "v": pa.array(list(X), lists[form])}, metadata={"by": "me"})
-    pq.write_table(table, "in.parquet", row_group_size=70)
-    assert f"{N} rows" in cli("apply e in.parquet --embedding v -o out.parquet")
+    with pq.ParquetWriter("in.parquet", table.schema) as writer:
+        for part in (slice(0), slice(100), slice(100, 100), slice(100, N)):
+            writer.write_table(table[part])
+    assert pq.ParquetFile("in.parquet").num_row_groups > 2  # control
+    assert cli("apply e in.parquet --embedding v -o out.parquet") == f"{N} rows: out.parquet\n"
     found = pq.read_table("out.parquet")
     np.testing.assert_array_equal(np.stack(found["v"].to_numpy()), eraser(X))
     assert found["id"].equals(table["id"])
     assert found.schema.metadata[b"by"] == b"me"
     assert found["v"].type == (pa.list_(pa.float64(), WIDTH) if dtype == "int64" else lists[form])
-    assert pq.ParquetFile("out.parquet").num_row_groups == 5
+    assert pq.ParquetFile("out.parquet").num_row_groups == 2
     for flags, text in (
         ("-o o.parquet", "--embedding"),
         ("--embedding w -o o.parquet", "no column 'w'"),
@@ -721,20 +712,6 @@ def test_parquet_in_and_out(
     ):
         assert text in cli(f"apply e in.parquet {flags}", 2)
     assert not Path("o.parquet").exists()
-
-
-def test_an_empty_row_group_before_integers_is_left_out(
-    eraser: sf.Projection, cli: Cli, pa: Any, pq: Any
-) -> None:
-    X = (10 * np.load("X.npy")).astype(np.int32)
-    table = pa.table({"v": pa.array(list(X), pa.list_(pa.int32()))})
-    with pq.ParquetWriter("groups.parquet", table.schema) as writer:
-        for part in (table.slice(0, 0), table.slice(0, 100), table.slice(100, 0), table.slice(100)):
-            writer.write_table(part)
-    assert pq.ParquetFile("groups.parquet").metadata.num_row_groups > 2  # control
-    assert cli("apply e groups.parquet --embedding v -o out.parquet") == f"{N} rows: out.parquet\n"
-    found = np.array(pq.read_table("out.parquet")["v"].to_pylist())
-    np.testing.assert_array_equal(found, eraser(X))
 
 
 # -- erasers that need labels --------------------------------------------------------------------
@@ -756,9 +733,7 @@ def test_oracle_is_fitted_and_applied_with_labels(here: Path, cli: Cli) -> None:
     assert "needs no labels" in cli(f"{apply} out.npy --force", 2)
 
 
-def test_tables_hold_the_labels_that_an_eraser_needs(
-    here: Path, cli: Cli, pa: Any, pq: Any
-) -> None:
+def test_tables_hold_the_labels_that_an_eraser_needs(here: Path, cli: Cli) -> None:
     X, z = np.load("X.npy"), np.array(["a", "b"])[np.load("gender.npy")]
     table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), WIDTH), "z": z})
     pq.write_table(table, "t.parquet")
@@ -836,26 +811,17 @@ MISTAKES = {
     f"{KEEP} -o new": (
         ("--shrinkage some", "invalid"),
         ("--shrinkage 2", "a number in [0, 1]"),
-        ("--rank-tol 1", "a number in [0, 1)"),
         ("--checkpoint ./new", "is the file of --output, too"),
-        ("--save-moments ./new", "is the file of --output, too"),
         ("--save-moments m.npz", "'m.npz' must end in .safetensors"),
         ("--checkpoint labels.csv", "is an input, too"),
-        ("--max-amplification 0.5", "of at least 1"),
-        ("--subsample 2", "above 0 and at most 1"),
-        ("--subsample 0.01", "24 are needed; pass at least"),
         ("--covariance-type tied", "diag"),
-        ("--covariance-type diag --subsample auto", "exclude each other"),
         ("--covariance-type diag --shrinkage cv", "pass a number"),
         ("--covariance-type diag --solver eigh", "at 'auto'"),
         ("--covariance-type diag --groups age", "leave groups out"),
-        ("--passes 2", "need --covariance-type"),
         ("--kind job", "must be NAME=classes or"),
         ("--kind age=classes", "the variables are 'gender', 'job'"),
         ("--keep jobs", "'jobs'; the variables are 'gender', 'job', 'age'"),
         ("--shrinkage cv --groups job", "is erased or kept"),
-        ("--save-moments a.npy", "'a.npy' exists"),
-        ("--checkpoint absent/c", "there is no folder"),
         ("--method inlp", "must be one of"),
         ("--labels x.txt", "labels come from .npy, .csv, .tsv, .parquet"),
         ("--labels absent.csv", "absent.csv"),
@@ -874,13 +840,11 @@ MISTAKES = {
         ("a.npy --labels labels.csv --erase gender -o new", "has 300 rows but"),
         ("labels.csv --labels labels.csv --erase gender -o new", "is or holds no file of rows"),
         ("folder --labels labels.csv --erase gender -o new", "is or holds no file of rows"),
-        ("X.npy --key a --erase z -o out", "no file holds several"),
         ("X.npy --erase job -o new --labels numbers.npy", "--labels job=FILE for a .npy file"),
     ),
     "apply e": (
         ("X.npy -o gender.npy", "'gender.npy' exists"),
         ("narrow.npy -o out.npy", "3 columns, and 6 are expected"),
-        ("narrow.npy --in-place", "3 columns, and 6 are expected"),
         ("gender.npy -o out.npy", "'gender.npy' holds no rows (n, d)"),
         ("integers.npy --in-place", "the result is float64; use -o FILE"),
         ("labels.csv -o out.npy", "is or holds no file of rows"),
@@ -888,11 +852,9 @@ MISTAKES = {
         ("broken.npz -o out.npy", "cannot be read as a .npz file"),
         ("two.npz -o out.npy", "name the array of rows with --key"),
         ("two.npz --key z -o out.npy", "no array 'z'; its arrays are 'a'"),
-        ("two.npz --in-place", "--in-place is for .npy"),
         ("X.npy --key a -o out.npy", "no file holds several"),
         ("X.npy --embedding v -o out.npy", "the files hold arrays"),
         ("long.npy -o out.safetensors", "can be written only as .npy"),
-        ("X.npy -o out.txt", "can be written only as .npy"),
         ("X.npy -o ''", "the path is empty"),
         ("X.npy a.npy -o e", "'e' is a file; several files of rows need a folder"),
         ("X.npy a.npy -o new.npy", "'new.npy' is a file; several files of rows need a folder"),

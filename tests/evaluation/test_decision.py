@@ -61,9 +61,6 @@ def with_values(
     return edited(result, fields)
 
 
-# -- data of known truth --------------------------------------------------------------------------
-
-
 def rows_of(y: Any, z: Any, strength: float, rng: np.random.Generator) -> Any:
     """Rows in which classes 0 to 2 of the task have a feature each, and the concept shares one."""
     X = rng.normal(size=(len(y), 6))
@@ -132,9 +129,6 @@ def test_equal_erasers_are_not_decided_in_95_percent_of_runs(plain: Comparison) 
     assert all(d.outcome == "decided" and d.eraser == "LEACE" for d in far)
 
 
-# -- outcomes and sentences -----------------------------------------------------------------------
-
-
 def test_equality_needs_the_whole_interval(plain: Comparison) -> None:
     """Means .001 apart: equal where the seeds show it, and then the least change is taken."""
     wide = constant(plain, none=0.3, SAL=0.701, LEACE=0.7)
@@ -156,23 +150,19 @@ def test_the_outcome_names_erasing_that_does_not_help(plain: Comparison) -> None
     assert constant(plain, none=0.5, SAL=0.6, LEACE=0.7).decision().outcome == "decided"  # control
 
 
-@pytest.mark.parametrize(
-    ("means", "start"),
-    [
-        ({"none": 0.1, "SAL": 0.9, "LEACE": 0.5}, "Use SAL: its worst group is .9"),
-        ({"none": 0.7, "SAL": 0.72, "LEACE": 0.5}, "Use SAL for now: best worst group so far"),
-        ({"none": 0.9, "SAL": 0.9, "LEACE": 0.9}, "Erasing does not improve the worst group"),
-    ],
-)
-def test_the_eraser_that_needs_labels_is_named_as_such(
-    plain: Comparison, means: dict[str, float], start: str
-) -> None:
-    for roles, said in ((("none", "oracle", "oracle"), True), (("none", "SAL", "LEACE"), False)):
-        context = dataclasses.replace(plain.context, eraser_roles=roles)
-        sentence = constant(Comparison(plain.records, context), **means).decision().sentence
-        assert sentence.replace(" (it needs every row's label)", "").startswith(start)
-        assert ("(it needs every row's label)" in sentence) is said
-        assert len(sentence.split()) <= 40
+def test_the_eraser_that_needs_labels_is_named_as_such(plain: Comparison) -> None:
+    for none, SAL, LEACE, start in (
+        (0.1, 0.9, 0.5, "Use SAL: its worst group is .9"),
+        (0.7, 0.72, 0.5, "Use SAL for now: best worst group so far"),
+        (0.9, 0.9, 0.9, "Erasing does not improve the worst group"),
+    ):
+        for role, said in (("oracle", True), ("SAL", False)):
+            context = dataclasses.replace(plain.context, eraser_roles=("none", role, role))
+            result = Comparison(plain.records, context)
+            sentence = constant(result, none=none, SAL=SAL, LEACE=LEACE).decision().sentence
+            assert sentence.replace(" (it needs every row's label)", "").startswith(start)
+            assert ("(it needs every row's label)" in sentence) is said
+            assert len(sentence.split()) <= 40
 
 
 def test_too_few_seeds_are_said() -> None:
@@ -242,9 +232,6 @@ def test_a_worst_group_of_few_rows_is_marked_and_decides_nothing(plain: Comparis
     assert few.decision().metric == "accuracy"
     assert plain.decision().metric == "worst_group"  # control
     assert few.decision("worst_group").metric == "worst_group"
-
-
-# -- the three sentences --------------------------------------------------------------------------
 
 
 def test_a_result_begins_with_three_sentences_that_anyone_reads(plain: Comparison) -> None:

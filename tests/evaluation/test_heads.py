@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -121,7 +122,7 @@ def test_rows_labels_and_penalties_without_a_head_are_refused() -> None:
             call()
 
 
-def test_classes_and_rows_without_a_label_change_no_head(pd: Any) -> None:
+def test_classes_and_rows_without_a_label_change_no_head() -> None:
     X, y, _ = data(0)
     names = np.array(["a", "b"])[y]
     kept = np.arange(400) % 4 != 0

@@ -58,9 +58,6 @@ class Reader(HTMLParser):
         self.text += data
 
 
-# -- text, values and frames ----------------------------------------------------------------------
-
-
 def test_text_and_notebooks_name_everything(result: Comparison) -> None:
     text, page = str(result), result._repr_html_()
     assert max(map(len, text.splitlines())) <= 100
@@ -104,7 +101,7 @@ def test_unknown_names_list_those_that_exist(result: Comparison) -> None:
             call()
 
 
-def test_the_long_form_is_complete(result: Comparison, pd: Any) -> None:
+def test_the_long_form_is_complete(result: Comparison) -> None:
     frame = result.to_frame()
     names = ["seed", "p", "eraser", "head", "alpha", "metric", "value", "n", "reason"]
     assert list(frame.columns) == names
@@ -112,9 +109,6 @@ def test_the_long_form_is_complete(result: Comparison, pd: Any) -> None:
     expected = result.mean("worst_group", eraser="LEACE", head="frozen")
     assert frame.query(where).value.mean() == pytest.approx(expected)
     assert len(frame.query("head == 'alphas' and metric == 'accuracy'")) == 3 * 2 * 4 * 2
-
-
-# -- files ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,7 +135,10 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     X, y, z = data(300)
     part = np.arange(300) % 3 == 0
     error = ev.Metric(lambda a, b: np.mean(a != b), lower_is_better=True, label="error rate")
-    result = run(X, y, z, n_seeds=1, test=part, groups=np.arange(300), metrics={"error": error})
+    result = run(
+        X, y, z, n_seeds=1, test=part, groups=np.arange(300), metrics={"error": error},
+        erasers=("none", "LEACE"), heads=("frozen",),
+    )  # fmt: skip
     assert result.context.test_labels is not None
     assert np.array_equal(result.context.test_labels.task, y[part])
     result.save(tmp_path / "result.json")
@@ -155,16 +152,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     assert result.context.test_labels != PartLabels(y[part], None, None)  # control
 
 
-# -- figures and the report -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def drawing() -> None:
-    for name in ("matplotlib", "jinja2"):
-        pytest.importorskip(name)
-
-
-def test_figures_are_drawn_from_the_result(result: Comparison, drawing: None) -> None:
+def test_figures_are_drawn_from_the_result(result: Comparison) -> None:
     for kind in ("trade-off", "association"):
         axes = result.plot(kind).axes[0]
         assert axes.get_title(loc="left")
@@ -175,7 +163,7 @@ def test_figures_are_drawn_from_the_result(result: Comparison, drawing: None) ->
         assert list(lines[eraser]) == pytest.approx(expected)
 
 
-def test_the_report_stands_alone(result: Comparison, tmp_path: Path, drawing: None) -> None:
+def test_the_report_stands_alone(result: Comparison, tmp_path: Path) -> None:
     path = result.to_html(tmp_path / "report.html")
     page = path.read_text(encoding="utf-8")
     assert path.stat().st_size < 1_000_000
@@ -193,7 +181,7 @@ def test_the_report_stands_alone(result: Comparison, tmp_path: Path, drawing: No
     assert result.to_html(tmp_path / "again.html").read_text() == page  # and reproducible
 
 
-def test_labels_are_text_in_reports_and_figures(tmp_path: Path, drawing: None) -> None:
+def test_labels_are_text_in_reports_and_figures(tmp_path: Path) -> None:
     X, y, z = data(400)
     task = np.array(["$\\frac", "b$"], dtype=object)[y].tolist()
     concept = ["\udc80lone" if k else "bell\x07" for k in z]
@@ -216,7 +204,7 @@ def test_labels_are_text_in_reports_and_figures(tmp_path: Path, drawing: None) -
     assert "$\\sqrt$" in "".join(drawings)
 
 
-def test_a_report_has_the_figures_that_have_values(drawing: None) -> None:
+def test_a_report_has_the_figures_that_have_values() -> None:
     X, y, z = data(300)
     plain = run(X, y, z)
     assert figures.available(plain) == ["trade-off"]
@@ -233,9 +221,6 @@ def test_a_report_has_the_figures_that_have_values(drawing: None) -> None:
         quantities.plot("association")
     with pytest.raises(InputError, match="has no probes"):
         run(X, y, z, n_seeds=1, leakage=()).plot("trade-off")
-
-
-# -- verdicts -------------------------------------------------------------------------------------
 
 
 def test_a_star_needs_the_test(result: Comparison) -> None:
@@ -270,11 +255,8 @@ def test_a_confirmed_leader_is_starred_and_a_tie_is_a_tie(result: Comparison) ->
     ahead = changed(result, {e: {s: level[e] + noise[e][s] for s in range(3)} for e in level})
     found = ahead.verdict("worst_group")
     assert (found.leaders, found.confirmed) == (("SAL",), "SAL")
-    assert ahead.decision().outcome == "decided"
-    assert "Use SAL: its worst group is .9" in ahead.decision().sentence
     assert ahead.decision().sentence.endswith("each difference is significant.")
     zeros = changed(result, {e: dict.fromkeys(range(3), 0.0) for e in level})
-    assert zeros.decision().outcome == "no gain"
     first = next(text for text in str(zeros).split("\n\n") if text.startswith("retrained"))
     assert "*" not in first
     # Without variation over seeds a difference from unerased rows cannot be tested.
@@ -295,9 +277,6 @@ def test_of_erasers_with_one_mean_the_least_change_is_taken() -> None:
     assert any(text.startswith("LEACE minus unerased rows") for text in choice.reasons)
     with pytest.raises(InputError, match="only the natural split; leave p out"):
         found.decision(p=0.9)
-
-
-# -- worst groups ---------------------------------------------------------------------------------
 
 
 def test_the_worst_group_has_its_cell_and_its_rows(result: Comparison) -> None:

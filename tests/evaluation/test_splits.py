@@ -137,9 +137,6 @@ def test_rows_without_a_label_are_left_out() -> None:  # case 9
         assert np.array_equal(part, expected)
 
 
-# -- whole groups in compare ----------------------------------------------------------------------
-
-
 def test_validation_rows_of_your_own_split_are_whole_groups() -> None:
     X, y, z = data(800)
     groups = np.arange(800) // 8

@@ -46,16 +46,6 @@ def test_holm_is_the_step_down_rule() -> None:
     assert st.holm([0.6, 0.9]) == [1.0, 1.0]
 
 
-def test_fewer_than_three_seeds_are_not_tested() -> None:
-    found = st.paired_difference("a", "b", {0: 1.0, 1: 1.0}, {0: 0.0, 1: 0.1}, 0.2)
-    assert found.how == "no test"
-    assert math.isnan(found.p)
-    assert not found.significant
-    tested = st.paired_difference("a", "b", {i: 1.0 + i / 99 for i in range(3)}, {0: 0.0, 1: 0.0,
-                                  2: 0.0}, 0.2)  # fmt: skip
-    assert tested.significant  # control
-
-
 def test_a_bootstrap_interval_is_scipy_s() -> None:
     x = np.random.default_rng(0).exponential(size=30) ** 2
 
@@ -81,16 +71,16 @@ def test_the_variance_of_a_difference_is_at_least_that_of_its_test_rows() -> Non
     equal, zero = dict.fromkeys(range(3), 0.75), dict.fromkeys(range(3), 0.7)
     found = st.paired_difference("a", "b", equal, zero, 0.25, 20)
     error = math.sqrt((1 / 3 + 0.25) * 0.05 * 0.95 / 20)
-    assert found.t == pytest.approx(0.05 / error)
+    limits = 0.05 - 1.959964 * error, 0.05 + 1.959964 * error
+    assert (found.t, found.low, found.high) == pytest.approx((0.05 / error, *limits))
     assert found.p == pytest.approx(2 * scipy.stats.norm.sf(0.05 / error))
-    assert (found.low, found.high) == pytest.approx(
-        (0.05 - 1.959964 * error, 0.05 + 1.959964 * error)
-    )
-    assert not found.significant
-    unknown = st.paired_difference("a", "b", equal, zero, 0.25)
-    assert unknown.how == "no test"
-    assert math.isnan(unknown.p)
-    assert not unknown.significant
+    two = [{seed: values[seed] for seed in range(2)} for values in (equal, zero)]
+    for untested in (
+        st.paired_difference("a", "b", equal, zero, 0.25),  # on an unknown number of rows
+        st.paired_difference("a", "b", *two, 0.25, 20),
+    ):
+        assert (untested.how, untested.significant) == ("no test", False)
+        assert math.isnan(untested.p)
     alike = st.paired_difference("a", "b", zero, zero, 0.25)
     assert (alike.p, alike.how) == (1.0, "corrected t")
     # where the seeds vary more than the rows resolve, nothing changes
@@ -128,9 +118,6 @@ def test_two_values_have_no_interval() -> None:
     assert math.isnan(found.high)
     three = st.t_interval([0.4, 0.8, 0.6])  # control
     assert three.high == pytest.approx(0.6 + scipy.stats.t.ppf(0.975, 2) * 0.2 / math.sqrt(3))
-
-
-# -- the bootstrap --------------------------------------------------------------------------------
 
 
 def test_clusters_are_drawn_whole() -> None:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import splince_fast as sf
 from splince_fast import baselines
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import fit_head, leakage
-
-pd = pytest.importorskip("pandas")
 
 rng = np.random.default_rng(0)
 INDEX = [f"p{i}" for i in range(100)]
@@ -52,6 +51,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "task": lambda z: sf.SPLINCE().fit(X, z, concept=rng.permutation(Z.to_numpy())),
     "head": lambda z: fit_head(X, z),
     "leakage": lambda z: leakage(X, z, probes=("linear",)),
+    "groups of leakage": lambda z: leakage(X, TASK, probes=("linear",), groups=z),
     "compare": lambda z: ev.compare(X, task=rng.permutation(100) % 2, concept=z, **BRIEF),
     "RLACE": lambda z: baselines.RLACE(max_steps=1).fit(X, concept=z),
     "mask of RLACE": lambda z: baselines.RLACE(max_steps=1).fit(

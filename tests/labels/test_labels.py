@@ -48,6 +48,7 @@ from splince_fast.labels import (
 )
 
 fast = settings(max_examples=40, deadline=None)
+few = settings(max_examples=20, deadline=None)  # of each container
 NAN, INF = math.nan, math.inf
 
 
@@ -187,62 +188,50 @@ class Sparse(Tensor):
         raise RuntimeError("no storage")
 
 
-OPTIONAL = {  # of any type
-    "list": list,
-    "list with NaN": with_nan,
-    "objects": objects,
-    "pandas object": series(object),
-    "pandas category": category,
-}
-OPTIONAL_INTS = OPTIONAL | {
+def optional(
+    scalar: Any, fill: Any, pandas: list[Any], arrow: list[Any], polars: list[Any]
+) -> dict[str, Callable[[Any], Any]]:
+    """Containers of values of one type, of which some are missing; `fill` lies below a mask."""
+    return {
+        "list": list,
+        "list with NaN": with_nan,
+        "list with NA": with_na,
+        "list of NumPy scalars": without_none(scalar),
+        "objects": objects,
+        "objects with NaN": lambda v: objects(with_nan(v)),
+        "masked": masked(fill, scalar),
+        "pandas category": category,
+        **{f"pandas {dtype}": series(dtype) for dtype in ("object", *pandas)},
+        **{f"arrow {kind}": chunked(kind) for kind in arrow},
+        **{f"arrow dictionary of {kind}": dictionary(kind) for kind in arrow},
+        **{f"polars {dtype}": polar(dtype) for dtype in polars},
+    }
+
+
+OPTIONAL_INTS = optional(np.int16, 99, ["Int64"], ["uint16", "int64"], [pl.Int64, pl.Int128]) | {
     "tuple": tuple,
-    "list of NumPy scalars": without_none(np.int16),
     "list of arrays": without_none(np.array),
     "list of rows": lambda v: [[x] for x in v],
     "list of masked": lambda v: [np.ma.masked if x is None else x for x in v],
     "list of tensors": without_none(lambda x: Tensor(np.array(x))),
-    "objects with NaN": lambda v: objects(with_nan(v)),
     "objects, one column": lambda v: objects(v).reshape(-1, 1),
-    **{
-        f"masked {dtype}": masked(99, dtype)
-        for dtype in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
-    },
+    "masked u8": masked(99, "u8"),
     "masked, one column": lambda v: masked(99, "i8")(v).reshape(-1, 1),
     "masked objects": masked("under the mask", object),
-    "list with NA": with_na,
-    "pandas Int64": series("Int64"),
     "pandas array": lambda v: pd.Series(v, dtype="Int64").array,
     "pandas frame": lambda v: pd.Series(v, dtype="Int64").to_frame("column"),
     "arrow array": lambda v: pa.array(v, "int32"),
-    "arrow chunks": chunked("uint16"),
-    "arrow dictionary": dictionary("int64"),
-    "polars Int64": polar(pl.Int64),
-    "polars Int128": polar(pl.Int128),
 }
-OPTIONAL_STRINGS = OPTIONAL | {
-    "list of NumPy scalars": without_none(np.str_),
-    "objects with NaN": lambda v: objects(with_nan(v)),
-    "masked": masked("under the mask", str),
+STRINGS = ["string", "large_string"]
+OPTIONAL_STRINGS = optional(
+    np.str_, "under the mask", ["str", "string"], STRINGS, [pl.String, pl.Categorical]
+) | {
     "StringDType": lambda v: np.array(v, dtype=np.dtypes.StringDType(na_object=None)),
-    "list with NA": with_na,
-    "pandas str": series("str"),
-    "pandas string": series("string"),
     "pandas Categorical": lambda v: category(v).array,
     "pandas index": lambda v: pd.Series(0, index=objects(v)).index,
-    "arrow string": lambda v: pa.array(v, "string"),
-    "arrow large_string chunks": chunked("large_string"),
-    "arrow dictionary": dictionary("string"),
-    "polars String": polar(pl.String),
-    "polars Categorical": polar(pl.Categorical),
     "polars Enum": polar_enum,
 }
-OPTIONAL_BOOLS = OPTIONAL | {
-    "list of NumPy scalars": without_none(np.bool_),
-    "masked": masked(True, bool),
-    "pandas boolean": series("boolean"),
-    "arrow": chunked("bool"),
-    "polars": polar(pl.Boolean),
-}
+OPTIONAL_BOOLS = optional(np.bool_, True, ["boolean"], ["bool"], [pl.Boolean])
 OPTIONAL_FLOATS = {
     "list": list,
     "list with NaN": with_nan,
@@ -290,7 +279,7 @@ CLASSES = {
 
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.MissingLabelWarning")
 @each(CLASSES)
-@fast
+@few
 @given(data=st.data())
 def test_values_are_the_same_classes_in_every_container(case: Any, data: st.DataObject) -> None:
     make, elements = case
@@ -301,7 +290,7 @@ def test_values_are_the_same_classes_in_every_container(case: Any, data: st.Data
 
 
 @each(OPTIONAL_FLOATS)
-@fast
+@few
 @given(values=some(st.integers(-400, 400).map(lambda v: v / 8)))
 def test_floats_are_continuous_in_every_container(case: Any, values: list[Any]) -> None:
     encoded = encode_one(case(values), len(values), name="z")
@@ -312,32 +301,24 @@ def test_floats_are_continuous_in_every_container(case: Any, values: list[Any]) 
 
 
 @fast
+@example(dtype="u8", start=2**63 + 5, steps=[4, 0, 4], ends=False)
 @given(
-    values=st.sampled_from(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]).flatmap(
-        lambda dtype: hnp.arrays(dtype, st.integers(0, 40))
-    ),
-    offset=st.sampled_from([0, 1]),
+    dtype=st.sampled_from(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]),
+    start=st.integers(-(2**63), 2**64),
+    steps=st.lists(st.integers(0, 40), min_size=1),
+    ends=st.booleans(),
 )
-def test_integer_arrays_over_the_whole_range_of_their_dtype(
-    values: np.ndarray, offset: int
+def test_integers_anywhere_in_the_range_of_their_dtype(
+    dtype: str, start: int, steps: list[int], ends: bool
 ) -> None:
-    # either end of the range, where a difference or a cast would wrap around
-    limits = np.iinfo(values.dtype)
-    ends = [limits.min + offset, limits.min, limits.max - offset, limits.max]
-    extreme = np.array(ends, dtype=values.dtype)
-    for column in (values, extreme, np.append(values, extreme)):
-        encoded = encode_one(column, len(column), name="z")
-        assert typed(decoded(encoded)) == typed(column.tolist())
-        assert list(encoded.classes) == sorted(set(column.tolist()))
-
-
-@fast
-@example(start=2**63 + 5, steps=[4, 0, 4])
-@given(start=st.integers(-(2**63), 2**64 - 100), steps=st.lists(st.integers(0, 90), min_size=2))
-def test_integers_close_together_anywhere(start: int, steps: list[int]) -> None:
-    values = [start + step for step in steps]
-    for column in (values, *([np.array(values, dtype=np.uint64)] if start >= 0 else [])):
-        assert typed(decoded(encode_one(column, len(values), name="z"))) == typed(values)
+    """With either end of the range, where a difference or a cast would wrap around."""
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    first = min(max(start, low), high - 40)
+    values = [first + step for step in steps] + [high, low, high - 1, low + 1] * ends
+    for column in (values, np.array(values, dtype)):
+        encoded = encode_one(column, len(values), name="z")
+        assert typed(decoded(encoded)) == typed(values)
+        assert list(encoded.classes) == sorted(set(values))
 
 
 @fast
@@ -385,7 +366,6 @@ CLASSES_OF: dict[str, tuple[Any, str | None, list[Any]]] = {
         f"view {i}": (column, None, column.ravel().tolist())
         for i, column in enumerate((TABLE[:, 1], TABLE[::-2, 0], TABLE.T[2], TABLE[:, :1]))
     },
-    "big-endian": (np.array([1, 2], ">i4"), None, [1, 2]),
     "big-endian, unsigned": (np.array([2**63 + 1, 2**63 + 2], ">u8"), None, [2**63 + 1, 2**63 + 2]),
     "range": (range(3), None, [0, 1, 2]),
     "beyond 64 bits": ([2**70, None, -1, 2**70], None, [2**70, None, -1, 2**70]),
@@ -406,12 +386,8 @@ CLASSES_OF: dict[str, tuple[Any, str | None, list[Any]]] = {
     ),
     "large float32": (np.array([NEAR], "f4"), "classes", [int(NEAR)]),
     "large float64": (np.array([FAR]), "classes", [int(FAR)]),
-    "booleans": ([True, False], None, [True, False]),
-    "integers": ([1, 0], None, [1, 0]),
     "categories of floats": (pd.Categorical([2.0, None]), None, [2, None]),
-    "categories of booleans": (pd.Categorical([True]), None, [True]),
     "no category": (pd.Categorical([None]), None, [None]),
-    "frame of one column": (pd.DataFrame({"g": ["f"]}), None, ["f"]),
     "declared": (ORDERED, None, ["b", None, "b"]),
     "declared, series": (pd.Series(ORDERED), None, ["b", None, "b"]),
     "declared, index": (pd.CategoricalIndex(ORDERED), None, ["b", None, "b"]),
@@ -599,9 +575,6 @@ def test_control_other_columns_are_silent(case: Any) -> None:
     encode_one(case, len(case), name="z")  # a warning would be an error
 
 
-# --- categoricals -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "int8", "bool", "Int64", "boolean", object])
 def test_categories_that_are_numbers_have_names_of_python(dtype: Any) -> None:
     names = [True, False] if dtype in ("bool", "boolean") else [7, 3, 120]
@@ -638,41 +611,30 @@ LIST_COLUMN = pd.DataFrame({"a": [[1.0, 2.0], [3.0, 4.0]], "b": [0.5, 1.5]})
 NO_COLUMN: list[tuple[Any, str]] = [
     ("male", "'male', not a column"),
     (b"male", "not a column"),
-    (3, "3, not a column"),
     (None, "None, not a column"),
     (np.int64(3), "not a column"),
     (np.array(3), "is a scalar"),
-    (object(), "not a column"),
-    (iter([1, 2]), "not a column"),
     ({"a": [1, 2]}, r"is \{'a': \[1, 2\]\}, not a column"),
-    ({1, 2}, r"is \{1, 2\}, not a column"),
     (np.zeros((2, 0)), r"has the shape \(2, 0\)"),
     (np.zeros((2, 2, 2)), r"has the shape \(2, 2, 2\)"),
     ([[], []], "rows of different or zero length"),
     ([[1, 2], [3]], "rows of different or zero length"),
     ([np.zeros((2, 2)), np.zeros((2, 3))], "neither names nor numbers"),
-    ([[np.zeros((2, 2))], [np.zeros((2, 3))]], "rows of different or zero length"),
     ([[[1.0]], [[2.0]]], "nested rows"),
     (np.array([[1, 2], [[3], 4]], dtype=object), "neither names nor numbers"),
     ([b"a", "b"], r"bytes; decode.*b'a'"),
     (np.array([b"a", b"b"]), r"bytes; decode"),
-    (pl.Series([b"a", b"b"]), r"bytes; decode"),
     (np.array([1j, 2j]), "real and the imaginary part"),
     ([1j, 2.0], "real and the imaginary part"),
     (np.array(["2020-01-01"] * 2, "M8[ns]"), "the year"),
     (np.array([1, 2], "m8[s]"), "the year"),
-    (np.ma.MaskedArray(np.array([1, 2], "M8[s]"), mask=[1, 0]), "the year"),
     ([datetime.date(2020, 1, 1), None], r"the year.*datetime\.date\(2020"),
     ([datetime.timedelta(1), None], "duration as float"),
-    ([np.array(5, "M8[ns]"), np.array(6, "M8[ns]")], "the year"),
     ([np.timedelta64(1, "s"), 2], "the year"),
     (pd.Series(pd.to_datetime(["2020-01-01"] * 2)), "the year"),
-    (pl.Series([datetime.date.today()] * 2), "the year"),
     (np.zeros(2, dtype=[("a", int)]), "array\\[field\\]"),
     ([object(), 1], "neither names nor numbers"),
-    ([{"a": 1}, {"a": 2}], "neither names nor numbers"),
     (pd.cut(pd.Series([1.0, 2.0]), 2), "neither names nor numbers"),
-    (np.array([["a", "b"], ["c", "d"]]), "several columns of strings.*joint="),
     ([("a", "b"), ("c", "d")], "several columns of strings.*joint="),
     ([10**400, 0.5], "too large for a float"),
     ([10**5000, 1], "use strings as names"),

@@ -30,9 +30,6 @@ def bench() -> Iterator[Any]:
         yield SimpleNamespace(**{name: import_module(f"benchmarks.{name}") for name in MODULES})
 
 
-# --- jobs ----------------------------------------------------------------------------------------
-
-
 def condition(S: np.ndarray) -> float:
     """Condition number of the correlation matrix, which scaled factorisations work on."""
     scale = np.sqrt(np.diagonal(S))
@@ -86,9 +83,6 @@ def test_ratio_is_taken_round_by_round(bench: Any) -> None:
 
 def test_exponent_is_that_of_a_power_law(bench: Any) -> None:
     assert bench.jobs_growth.exponent(3e-9 * 16**2 / (3e-9 * 64**2)) == pytest.approx(2.0)
-
-
-# --- the page ------------------------------------------------------------------------------------
 
 
 def test_stored_page_is_made_from_stored_results_without_paths(bench: Any) -> None:

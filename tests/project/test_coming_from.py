@@ -6,8 +6,10 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn
+from fairlearn.preprocessing import CorrelationRemover
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
@@ -133,12 +135,7 @@ def test_erasers_inside_a_model(package: Any, torch: Any) -> None:
 # --- fairlearn ------------------------------------------------------------------------------------
 
 
-def remover(names: list[str], alpha: float = 1.0) -> Any:
-    preprocessing = pytest.importorskip("fairlearn.preprocessing")
-    return preprocessing.CorrelationRemover(sensitive_feature_ids=names, alpha=alpha)
-
-
-def people(pd: Any) -> Any:
+def people() -> Any:
     X, _, age = rows()
     income = X[:, 1] + np.random.default_rng(1).normal(size=600)
     return pd.DataFrame(X, columns=list("abcdefgh")).assign(age=40 + 10 * age, income=income)
@@ -147,9 +144,9 @@ def people(pd: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.LabelFeatureWarning")
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize("names", [["age"], ["age", "income"]])
-def test_correlation_remover(pd: Any, names: list[str], alpha: float) -> None:
-    X = people(pd)[[*"abcdefgh", *names]]
-    theirs = remover(names, alpha).fit_transform(X)
+def test_correlation_remover(names: list[str], alpha: float) -> None:
+    X = people()[[*"abcdefgh", *names]]
+    theirs = CorrelationRemover(sensitive_feature_ids=names, alpha=alpha).fit_transform(X)
     eraser = sf.LEACE().fit(X, concept=X[names].astype(float)).projection_
     ours = eraser.scaled(alpha)(X)
     close(ours[:, :8], theirs)
@@ -160,14 +157,14 @@ def test_correlation_remover(pd: Any, names: list[str], alpha: float) -> None:
         assert np.abs(theirs - X.to_numpy()[:, :8]).max() > 0.01
 
 
-def test_without_the_sensitive_column_nothing_of_it_is_needed(pd: Any) -> None:
-    X = people(pd).drop(columns="income")
+def test_without_the_sensitive_column_nothing_of_it_is_needed() -> None:
+    X = people().drop(columns="income")
     others, age = X.drop(columns="age"), X[["age"]].astype(float)
     clean = sf.LEACE().fit(others, concept=age).transform(others)
     deviation = age.to_numpy()[:, 0] - age.to_numpy().mean()
     assert np.abs(deviation @ clean).max() < 1e-12 * np.abs(deviation).sum() * np.abs(clean).max()
     with pytest.raises(ValueError, match=r"age|features|columns|shape"):
-        remover(["age"]).fit(X).transform(others)
+        CorrelationRemover(sensitive_feature_ids=["age"]).fit(X).transform(others)
 
 
 # --- scikit-learn ---------------------------------------------------------------------------------

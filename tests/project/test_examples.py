@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
@@ -53,7 +54,6 @@ def test_every_program_is_short_and_named_on_the_page() -> None:
 
 
 def test_program_fairness_runs(run: Program, tmp_path: Path) -> None:
-    pytest.importorskip("fairlearn")
     found = run("fairness.py")
     probe, accuracy = found["scores"]["gender probe"], found["scores"]["accuracy"]
     # 2 % is four standard errors of a proportion near 1/2 among 4,021 held-out rows, less .012.
@@ -67,7 +67,7 @@ def test_program_fairness_runs(run: Program, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_program_parquet_runs(tmp_path: Path, pq: Any) -> None:
+def test_program_parquet_runs(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = ["sh", str(EXAMPLES / "parquet.sh"), str(tmp_path)]
     options: dict[str, Any] = {"env": {**os.environ, "PATH": path}, "capture_output": True}
