@@ -83,6 +83,20 @@ def test_program_parquet_runs(tmp_path: Path, pq: Any) -> None:
     )  # files of an earlier run are not overwritten
 
 
+FILES = ("word_vectors stereotype gender", "hdf5 man artist", "cells donor cell_type")
+
+
+@pytest.mark.parametrize(("name", "concept", "task"), [*map(str.split, FILES)])
+def test_program_of_a_file_runs(run: Program, name: str, concept: str, task: str) -> None:
+    pytest.importorskip({"hdf5": "h5py", "cells": "anndata"}.get(name, "pyarrow"))
+    before, after = run(f"{name}.py")["fits"].values()
+    size = np.linalg.norm(before.cross_covariance(concept))
+    # Each float32 row is rounded by 6e-8 of its entries, some ten times this covariance.
+    assert np.linalg.norm(after.cross_covariance(concept)) < 1e-6 * size
+    old, new = (fit.cross_covariance(task) for fit in (before, after))
+    np.testing.assert_allclose(new, old, rtol=0, atol=1e-6 * size)
+
+
 def test_program_stream_runs(run: Program, tmp_path: Path) -> None:
     found = run("stream.py")
     read, others = found["read"], found["others"]
