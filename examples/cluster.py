@@ -32,6 +32,10 @@ if __name__ == "__main__":
         source = sf.sources.from_npy(files, {"language": language})
         moments = sf.Moments.from_blocks(source, client=client)
         eraser = sf.leace(moments, erase="language")
-        print(eraser.report.explain())
         rows = [da.from_delayed(delayed(np.load)(f), (5000, 32), float) for f in files]
-        da.to_npy_stack(folder / "clean", eraser(da.concatenate(rows)))
+        rows = da.concatenate(rows)
+        da.to_npy_stack(folder / "clean", eraser(rows))
+        for name, X in {"before": rows, "after": da.from_npy_stack(folder / "clean")}.items():
+            english, german = (X[language == code].mean(axis=0) for code in ("en", "de"))
+            gap = float(abs(english - german).max().compute())
+            print(f"largest difference of the means of both languages {name}: {gap:.0e}")

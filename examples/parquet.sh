@@ -22,4 +22,14 @@ splince-fast fit people.parquet --embedding embedding --erase man --keep artist 
     --checkpoint run.moments -o gender.safetensors
 splince-fast apply gender.safetensors people.parquet --embedding embedding -o clean.parquet
 splince-fast inspect gender.safetensors
-echo "written: $PWD/clean.parquet"
+
+python - <<'END'
+import numpy as np
+import pyarrow.parquet as pq
+
+for name in ("people", "clean"):
+    table = pq.read_table(f"{name}.parquet", columns=["embedding", "man"])
+    X, man = np.stack(table["embedding"].to_numpy()).astype(float), table["man"].to_numpy()
+    gap = np.abs(X[man].mean(axis=0) - X[~man].mean(axis=0)).max()
+    print(f"{name}.parquet: the means of women and men differ by up to {gap:.0e}")
+END
