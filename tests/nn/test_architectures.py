@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -49,13 +48,6 @@ WITHOUT_LOSS = ("bert", "t5", "vit", "whisper", "transformer", "sequential")
 NOT_FOLDED = ("mixtral", "qwen2_moe")  # experts read their norms
 
 
-def told(name: str) -> list[dict[str, Any]]:
-    """Batches with a label that the inputs tell."""
-    batches = [inputs(name, n=40, seed=seed) for seed in range(4)]
-    firsts = [next(iter(batch.values())).double().reshape(40, -1) for batch in batches]
-    return [{**b, "z": x.sin().sum(1)} for b, x in zip(batches, firsts, strict=True)]
-
-
 # The others run in the whole suite.
 _QUICK = ("llama", "qwen3", "bert", "sequential")
 
@@ -64,7 +56,10 @@ _QUICK = ("llama", "qwen3", "bert", "sequential")
     "name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
 def test_sites_of_an_architecture_are_erased_decoded_measured_and_folded(name: str) -> None:
-    (sites, to_fold), model, batches = CASES[name], tiny(name), told(name)
+    (sites, to_fold), model = CASES[name], tiny(name)
+    batches = [inputs(name, n=40, seed=seed) for seed in range(4)]
+    for batch in batches:  # a label that the inputs tell
+        batch["z"] = next(iter(batch.values())).double().reshape(40, -1).sin().sum(1)
     example = {k: v[:6] for k, v in batches[0].items() if k != "z"}
     state = {k: v.clone() for k, v in model.state_dict().items()}
     before, hooks = outputs(model, example), hooks_in(model)
@@ -106,9 +101,8 @@ def test_sites_of_an_architecture_are_erased_decoded_measured_and_folded(name: s
     ):
         warnings.simplefilter("ignore", sf.SplinceWarning)
         snn.fold(other, linear, readers(other, linear), example=example)
-    shown = torch.ones(expected.shape[:-1], dtype=torch.bool)
-    shown = attended if attended.shape == shown.shape else shown
-    found = outputs(other, example)
+    is_by_token = attended.shape == expected.shape[:-1]
+    shown, found = attended if is_by_token else slice(None), outputs(other, example)
     if is_folded:
         scale = float(expected.max() - expected.min())
         assert torch.allclose(found[shown], expected[shown], atol=1e-4 * scale)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
@@ -25,7 +24,8 @@ def in_place(model: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("compiled_by", "backend", "fullgraph", "is_called"),
     [(wrapped, "eager", False, True), (in_place, "eager", True, False),
-     (in_place, "aot_eager", False, True), (wrapped, "aot_eager", True, False)],
+     pytest.param(in_place, "aot_eager", False, True, marks=pytest.mark.slow),
+     pytest.param(wrapped, "aot_eager", True, False, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_installations_in_a_compiled_model_take_effect_at_the_next_call(
     compiled_by: Any, backend: str, fullgraph: bool, is_called: bool
@@ -70,6 +70,8 @@ def test_installations_in_a_compiled_model_take_effect_at_the_next_call(
             assert holds(one)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_static_caches_select_tokens_in_compiled_code() -> None:
     transformers = pytest.importorskip("transformers")
     torch.compiler.reset()
@@ -89,8 +91,7 @@ def test_static_caches_select_tokens_in_compiled_code() -> None:
             found.append(step.logits[:, -1])
         return torch.stack(found)
 
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad():
         with snn.install(model, {"model.layers.*": projection(rank=2)}, tokens="body"):
             eager, found = decode(model), decode(torch.compile(model, backend="eager"))
         plain = decode(model)

@@ -50,14 +50,6 @@ def layer_norm(*after: Any) -> Any:
     return torch.nn.Sequential(torch.nn.LayerNorm(16), *after).eval()
 
 
-def with_biases(model: Any) -> Any:
-    g = torch.Generator().manual_seed(5)
-    for key, parameter in model.named_parameters():
-        if key.endswith("bias"):  # zero in a new model
-            parameter.data = torch.randn(parameter.shape, generator=g)
-    return model
-
-
 H, A, L = "transformer.h.{}", "encoder.layer.0.attention.output.dense", "model.layers.{}"
 LINEAR = sf.Projection(np.eye(16)[:, :3], np.eye(16)[:, :3], np.zeros(16))  # without a mean
 CASES: dict[str, dict[str, Any]] = {
@@ -72,7 +64,10 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_a_fold_is_the_model_with_hooks(name: str, dtype: Any) -> None:
-    model, batch = with_biases(tiny(name)).to(dtype), inputs(name)
+    model, batch, g = tiny(name).to(dtype), inputs(name), torch.Generator().manual_seed(5)
+    for key, parameter in model.named_parameters():
+        if key.endswith("bias"):  # zero in a new model
+            parameter.data = torch.randn(parameter.shape, generator=g).to(dtype)
     sites = {k.format(i): p for k, p in CASES[name].items() for i in (0, 1)}
     plain, expected = outputs(model, batch), outputs(model, batch, sites, tokens=everywhere)
     folded = snn.fold(model, sites, readers(model, sites), example=batch)

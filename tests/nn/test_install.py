@@ -194,16 +194,13 @@ def test_an_eraser_that_needs_labels_is_refused_with_that_reason(strength: float
         make(sf.leace(moments, erase="gender"))  # the control
 
 
-class Bare(torch.nn.Module):
-    """Holds modules, and has no forward."""
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_invalid_arguments_of_install_are_errors() -> None:
     p, inner = projection(), torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
     model = torch.nn.Sequential(
         torch.nn.ModuleList([torch.nn.Linear(16, 16)]), torch.nn.MultiheadAttention(16, 2),
-        torch.nn.ParameterList([torch.nn.Parameter(torch.ones(16))]), Bare(),
+        torch.nn.ParameterList([torch.nn.Parameter(torch.ones(16))]),
+        type("Bare", (torch.nn.Module,), {})(),  # holds modules, and has no forward
         torch.nn.LayerNorm(16), torch.jit.trace(inner, torch.randn(2, 16)),
         torch.export.export(inner, (torch.randn(2, 16),)).module(),
     )  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -111,11 +111,7 @@ def test_patterns_select_modules_by_name() -> None:
 # --- outputs --------------------------------------------------------------------------------------
 
 
-class Named(NamedTuple):
-    """A named tuple."""
-
-    a: Any
-    b: Any
+Named = namedtuple("Named", "a b")
 
 
 @dataclasses.dataclass(frozen=True)
