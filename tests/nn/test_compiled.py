@@ -101,8 +101,10 @@ def test_static_caches_select_tokens_in_compiled_code() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("tokens", "masked"), [("body", True), ("first", False), ("last", True), ("all", True)]
-)
+    ("tokens", "masked"),
+    [("body", True), ("first", False), pytest.param("last", True, marks=pytest.mark.slow),
+     pytest.param("all", True, marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_an_export_with_a_variable_batch_erases(tokens: str, masked: bool) -> None:
     model, keys = tiny("llama"), ["input_ids", *(["attention_mask"] if masked else [])]
     small, large = ({k: inputs("llama", n=n)[k] for k in keys} for n in (6, 9))
