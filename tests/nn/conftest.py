@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 
 import splince_fast as sf
 from splince_fast import nn as snn
+from splince_fast.nn.sites import find
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,40 +33,37 @@ def _two_threads() -> Iterator[None]:
 
 # --- tiny models ---------------------------------------------------------------------------------
 
-_HEADS = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
-_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_TEXT = {**_HEADS, "vocab_size": 50, "intermediate_size": 32}
-_LLAMA = {**_TEXT, **_SPECIAL, "max_position_embeddings": 64, "num_key_value_heads": 1}
-_CAUSAL = {**_LLAMA, "head_dim": 8}
+# Sizes by the names of all configurations.
+_SIZES: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd"), WIDTH),
+    **dict.fromkeys(("intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), 2),
+    "vocab_size": 50, "max_position_embeddings": 64, "n_positions": 64, "d_kv": 8,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0,
+}  # fmt: skip
+_CAUSAL = {"num_key_value_heads": 1, "head_dim": 8, "sliding_window": 4}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 8,
             "shared_expert_intermediate_size": 8, "num_experts": 3}  # fmt: skip
-_GPT = {"vocab_size": 50, "n_layer": 2, "n_head": 2}
-_CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
-    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**_CAUSAL, "sliding_window": 4}),
-    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**_CAUSAL, "sliding_window": 4}),
-    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config",
-              {**_CAUSAL, "head_dim": 4, "num_attention_heads": 4, "num_key_value_heads": 2}),
-    "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**_CAUSAL, "num_local_experts": 3}),
-    "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**_CAUSAL, **_EXPERTS}),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {**_GPT, "n_embd": WIDTH, "n_positions": 64}),
-    "bert": ("BertModel", "BertConfig", _TEXT),
-    "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _TEXT),
-    "bloom": ("BloomForCausalLM", "BloomConfig", {**_GPT, "hidden_size": WIDTH}),
-    "t5": ("T5ForConditionalGeneration", "T5Config",
-           {"vocab_size": 50, "d_model": WIDTH, "d_ff": 32, "d_kv": 8, "num_layers": 2,
-            "num_heads": 2, "decoder_start_token_id": 0}),
-    "mamba": ("MambaForCausalLM", "MambaConfig",
-              {"vocab_size": 50, "hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 4,
-               **_SPECIAL}),
-    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig",
-                {"vocab_size": 50, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2,
-                 "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-                 "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 8,
-                 "max_source_positions": 10, "max_target_positions": 16,
-                 "decoder_start_token_id": 1, **_SPECIAL}),
-    "vit": ("ViTModel", "ViTConfig",
-            {**_HEADS, "intermediate_size": 32, "image_size": 8, "patch_size": 4}),
+_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
+    "gemma2": ("Gemma2ForCausalLM", _CAUSAL),
+    "gemma3": ("Gemma3ForCausalLM", _CAUSAL),
+    "qwen3": ("Qwen3ForCausalLM",
+              {"head_dim": 4, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    "mixtral": ("MixtralForCausalLM", {"num_key_value_heads": 1, "num_local_experts": 3}),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", {"num_key_value_heads": 1, **_EXPERTS}),
+    "gpt2": ("GPT2LMHeadModel", {}),
+    "bert": ("BertModel", {}),
+    "neox": ("GPTNeoXForCausalLM", {}),
+    "bloom": ("BloomForCausalLM", {}),
+    "t5": ("T5ForConditionalGeneration", {}),
+    "mamba": ("MambaForCausalLM", {"state_size": 4}),
+    "whisper": ("WhisperForConditionalGeneration",
+                {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+                 "decoder_attention_heads": 2, "num_mel_bins": 8, "max_source_positions": 10,
+                 "max_target_positions": 16, "decoder_start_token_id": 1}),
+    "vit": ("ViTModel", {"image_size": 8, "patch_size": 4}),
 }  # fmt: skip
 
 
@@ -78,8 +77,10 @@ def tiny(name: str) -> Any:
         ends = torch.nn.Linear(5, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH)
         return torch.nn.Sequential(*ends).eval()
     transformers = pytest.importorskip("transformers")
-    kind, config, options = _CONFIGS[name]
-    return getattr(transformers, kind)(getattr(transformers, config)(**options)).eval()
+    kind, options = _MODELS[name]
+    model = getattr(transformers, kind)
+    config = transformers.Gemma3TextConfig if name == "gemma3" else model.config_class
+    return model(config(**{**_SIZES, **options})).eval()
 
 
 def inputs(name: str, n: int = 6, length: int = 5, seed: int = 0) -> dict[str, Any]:
@@ -101,6 +102,34 @@ def inputs(name: str, n: int = 6, length: int = 5, seed: int = 0) -> dict[str, A
     if name == "t5":
         found["decoder_input_ids"] = torch.randint(3, 50, (n, length), generator=g)
     return found
+
+
+# The linear layers that read norms, by the ends of the names of both.
+_READERS = {
+    "input_layernorm": ["self_attn.[qkv]_proj", "self_attention.query_key_value",
+                        "attention.query_key_value"],
+    "post_attention_layernorm": ["mlp.[gu]*_proj", "mlp.dense_h_to_4h", "mlp.gate"],
+    "pre_feedforward_layernorm": ["mlp.[gu]*_proj"],
+    "ln_1": ["attn.c_attn"],
+    "ln_2": ["mlp.c_fc"],
+    "norm": ["lm_head"],
+    "norm_f": ["lm_head"],
+    "layer_norm": ["SelfAttention.[qkv]", "EncDecAttention.q", "DenseReluDense.wi"],
+    "layernorm_after": ["**.fc1", "**.intermediate.dense"],
+    "final_layer_norm": ["fc1"],
+}  # fmt: skip
+
+
+def readers(model: Any, names: Any) -> dict[str, Any]:
+    """Linear layers that read each site, as far as they are there."""
+    into: dict[str, Any] = {}
+    for site in names:
+        parent, _, name = site.rpartition(".")
+        for layer in _READERS.get(name, ()):
+            with contextlib.suppress(snn.SiteError):
+                found = find(model, layer if layer == "lm_head" else f"{parent}.{layer}")
+                into.setdefault(site, []).extend(found.values())
+    return into
 
 
 def labelled(name: str, n: int = 100, seed: int = 0) -> dict[str, Any]:
@@ -150,6 +179,15 @@ def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:
 # --- comparisons ---------------------------------------------------------------------------------
 
 
+def outputs(model: Any, batch: dict[str, Any], erasers: Any = None, **options: Any) -> Any:
+    """The main tensor that a model returns, with erasers installed."""
+    with torch.no_grad(), snn.install(model, erasers or {}, **options):
+        found = model(**batch)
+    if isinstance(found, torch.Tensor):
+        return found
+    return found.logits if "logits" in found else found.last_hidden_state
+
+
 def states(model: Any, name: str, run: Callable[[], object], side: str = "output") -> list[Any]:
     """The tensors that a site returns or takes while a function runs, erased by earlier hooks."""
     seen: list[Any] = []
@@ -178,6 +216,13 @@ def changed(model: Any, site: str, run: Callable[[], object], **options: Any) ->
     with snn.install(model, {site: projection()}, **options):
         erased = torch.cat(states(model, site, run), 1)
     return (erased != plain).any(-1).int().tolist()
+
+
+def assert_decoded_alike(model: Any, call: dict[str, Any]) -> None:
+    """Check that decoding with a cache is decoding without."""
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    cached, slow = (model.generate(**call, **options, use_cache=use) for use in (True, False))
+    assert torch.equal(cached, slow)
 
 
 def attended_rows(
@@ -212,7 +257,8 @@ def is_erased(found: Any, x: Any, p: Any, rows: Any = None) -> bool:
     """Whether the rows of a mask, or all, are r(x) to float32 rounding; others must have x's bits.
 
     Dot products of d numbers in any order are off by d roundings of their absolute terms, the
-    factors by one, and each of the r subtractions by one of its result.
+    factors by one, and each of the r subtractions by one of its result. Narrower results are
+    rounded once more, to half a spacing.
     """
     shape = (-1, p.n_features)
     rows = torch.ones(x.shape[:-1], dtype=torch.bool) if rows is None else rows
@@ -223,9 +269,20 @@ def is_erased(found: Any, x: Any, p: Any, rows: Any = None) -> bool:
     terms = np.abs(exact) @ np.abs(p.right) + np.abs(p.bias)
     wrong = (p.n_features + 4) * terms @ np.abs(p.left).T
     wrong += (p.left.shape[1] + 1) * (np.abs(exact) + np.abs(coefficients) @ np.abs(p.left).T)
+    wrong *= 2.0**-24
+    if found.dtype.itemsize == 2:
+        own = torch.finfo(found.dtype)
+        wrong += own.eps / 2 * (found.double().abs().numpy() + own.tiny)
     distance = np.abs(found.double().numpy() - (exact - coefficients @ p.left.T))
-    right = bool((distance <= wrong * 2.0**-24)[rows.numpy()].all())
+    right = bool((distance <= wrong)[rows.numpy()].all())
     return right and torch.equal(found[~rows], x[~rows])
+
+
+def raises(*cases: tuple[Any, str, Callable[[], object]]) -> None:
+    """Check that each call is an error with this message."""
+    for error, match, call in cases:
+        with pytest.raises(error, match=match):
+            call()
 
 
 def refused(

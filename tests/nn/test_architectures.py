@@ -1,19 +1,28 @@
-"""nn.installed, nn.folding: each architecture is erased at its sites, with caches, and folded."""
+"""nn: each architecture is erased at its sites, with caches, measured and folded."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import warnings
-from typing import Any
 
 import pytest
 import torch
 
 import splince_fast as sf
-from nn.conftest import hooks_in, inputs, is_erased, left, projection, state_of, tiny
+from nn.conftest import (
+    assert_decoded_alike,
+    hooks_in,
+    inputs,
+    is_erased,
+    left,
+    outputs,
+    projection,
+    readers,
+    state_of,
+    tiny,
+)
 from splince_fast import nn as snn
-from splince_fast.nn.sites import find
 
 _DECODER = ["model.layers.*", "model.norm"]
 # The sites at which a tiny model is erased, and those whose erasers are folded.
@@ -35,48 +44,8 @@ CASES: dict[str, tuple[list[str], str]] = {
     "transformer": (["layers.*"], "layers.*.linear1"),
     "sequential": (["0", "2"], "2"),
 }
+WITHOUT_LOSS = ("bert", "t5", "vit", "whisper", "transformer", "sequential")
 NOT_FOLDED = ("mixtral", "qwen2_moe")  # experts read their norms
-# The linear layers that read norms, by the ends of the names of both.
-_READERS = {
-    "input_layernorm": ["self_attn.[qkv]_proj", "self_attention.query_key_value",
-                        "attention.query_key_value"],
-    "post_attention_layernorm": ["mlp.[gu]*_proj", "mlp.dense_h_to_4h", "mlp.gate"],
-    "pre_feedforward_layernorm": ["mlp.[gu]*_proj"],
-    "ln_1": ["attn.c_attn"],
-    "ln_2": ["mlp.c_fc"],
-    "norm_f": ["lm_head"],
-    "layer_norm": ["SelfAttention.[qkv]", "EncDecAttention.q", "DenseReluDense.wi"],
-    "layernorm_after": ["**.fc1", "**.intermediate.dense"],
-    "final_layer_norm": ["fc1"],
-}  # fmt: skip
-
-
-def readers(model: Any, erasers: Any) -> dict[str, Any]:
-    """Linear layers that read each site, named as far as they are there."""
-    into: dict[str, Any] = {}
-    for site in erasers:
-        parent, _, name = site.rpartition(".")
-        for layer in _READERS.get(name, ()):
-            with contextlib.suppress(snn.SiteError):
-                found = find(model, layer if name == "norm_f" else f"{parent}.{layer}")
-                into.setdefault(site, []).extend(found.values())
-    return into
-
-
-def outputs(model: Any, batch: dict[str, Any]) -> Any:
-    """The main tensor that a model returns."""
-    with torch.no_grad():
-        found = model(**batch)
-    if isinstance(found, torch.Tensor):
-        return found
-    return found.logits if "logits" in found else found.last_hidden_state
-
-
-def told(name: str) -> list[dict[str, Any]]:
-    """Batches with a label that the inputs tell."""
-    batches = [inputs(name, n=40, seed=seed) for seed in range(4)]
-    firsts = [next(iter(batch.values())).double().reshape(40, -1) for batch in batches]
-    return [{**b, "z": x.sin().sum(1)} for b, x in zip(batches, firsts, strict=True)]
 
 
 # The others run in the whole suite.
@@ -86,8 +55,11 @@ _QUICK = ("llama", "qwen3", "bert", "sequential")
 @pytest.mark.parametrize(
     "name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
-def test_sites_of_an_architecture_are_erased_decoded_and_folded(name: str) -> None:
-    (sites, to_fold), model, batches = CASES[name], tiny(name), told(name)
+def test_sites_of_an_architecture_are_erased_decoded_measured_and_folded(name: str) -> None:
+    (sites, to_fold), model = CASES[name], tiny(name)
+    batches = [inputs(name, n=40, seed=seed) for seed in range(4)]
+    for batch in batches:  # a label that the inputs tell
+        batch["z"] = next(iter(batch.values())).double().reshape(40, -1).sin().sum(1)
     example = {k: v[:6] for k, v in batches[0].items() if k != "z"}
     state = {k: v.clone() for k, v in model.state_dict().items()}
     before, hooks = outputs(model, example), hooks_in(model)
@@ -97,14 +69,13 @@ def test_sites_of_an_architecture_are_erased_decoded_and_folded(name: str) -> No
     assert max(left(model, batches, erasers, sites).values()) < 1e-6
     with snn.install(model, erasers):
         assert not torch.equal(outputs(model, example), before)
-        # Decoding with a cache is decoding without.
         if getattr(model, "can_generate", lambda: False)():
-            given = {k: v for k, v in example.items() if k != "attention_mask"}
-            given |= {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
-            cached, slow = (
-                model.generate(**given, pad_token_id=0, use_cache=use) for use in (True, False)
-            )
-            assert torch.equal(cached, slow)
+            assert_decoded_alike(model, {k: example[k] for k in example if k != "attention_mask"})
+
+    # Its effect is measured, and the loss of models that predict the next token.
+    found = snn.effect(model, erasers, batches[:1], progress=False)
+    assert all(r["after"] > 0 for r in found if r["metric"] == "change")
+    assert any(r["metric"] == "loss" for r in found) == (name not in WITHOUT_LOSS)
 
     # A map of rank 2 is applied to attended rows alone, to rounding.
     site, p = list(erasers)[-1], projection(rank=2)
@@ -122,8 +93,7 @@ def test_sites_of_an_architecture_are_erased_decoded_and_folded(name: str) -> No
         model, batches, to_fold, sf.leace, erase="z", tokens="all", for_fold=True
     )
     other = copy.deepcopy(model)
-    with snn.install(other, linear):
-        expected = outputs(other, example)
+    expected = outputs(other, example, linear)
     is_folded = name not in NOT_FOLDED
     with (
         contextlib.nullcontext() if is_folded else pytest.raises(snn.FoldError),
@@ -131,9 +101,8 @@ def test_sites_of_an_architecture_are_erased_decoded_and_folded(name: str) -> No
     ):
         warnings.simplefilter("ignore", sf.SplinceWarning)
         snn.fold(other, linear, readers(other, linear), example=example)
-    shown = torch.ones(expected.shape[:-1], dtype=torch.bool)
-    shown = attended if attended.shape == shown.shape else shown
-    found = outputs(other, example)
+    is_by_token = attended.shape == expected.shape[:-1]
+    shown, found = attended if is_by_token else slice(None), outputs(other, example)
     if is_folded:
         scale = float(expected.max() - expected.min())
         assert torch.allclose(found[shown], expected[shown], atol=1e-4 * scale)

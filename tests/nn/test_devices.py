@@ -1,27 +1,29 @@
-"""nn.accumulate, nn.installed: several devices, by tensors with a device and no memory."""
+"""nn: models that are offloaded, sharded by FSDP2, or on several devices; sums over processes."""
 
 from __future__ import annotations
 
-import types
+import multiprocessing
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nn.conftest import projection
+import splince_fast as sf
+from nn.conftest import hooks_in, labelled, module, outputs, projection, tiny
 from splince_fast import nn as snn
-from splince_fast.exceptions import NonFiniteError
-from splince_fast.moments.block import Workspace
-from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import accumulate
-from splince_fast.nn.accumulate import SelectedRows, SiteSums
-from splince_fast.nn.calls import Selection, TokenRule, batch_to, select
+from splince_fast.nn.accumulate import SelectedRows
+from splince_fast.nn.calls import Selection, batch_to
 from splince_fast.nn.installed import SiteHook
 
-PARAMETERS = Parameters.of(None, None, ())
 CPU = torch.device("cpu")
 GPUS = [torch.device("cuda:0"), torch.device("cuda:1")]
 
@@ -37,9 +39,6 @@ class Operations(TorchDispatchMode):
         if func.overloadpacket is torch.ops.aten._to_copy:
             self.copies.append(kwargs)
         return func(*args, **(kwargs or {}))
-
-    def copies_that_block(self) -> list[bool]:
-        return [not options.get("non_blocking", False) for options in self.copies]
 
 
 @pytest.fixture
@@ -61,30 +60,6 @@ def test_an_index_is_copied_to_the_device_of_the_rows(fake: list[Any]) -> None:
         assert selected.rows_of(torch.empty(3, 4, device=device)).device == device
     with pytest.raises(RuntimeError, match="same device"):  # control
         torch.empty(3, 4, device=GPUS[0]).index_select(0, torch.tensor([0, 2]))
-
-
-@pytest.fixture
-def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make the sums of a site by torch, with a buffer of 4096 rows."""
-    monkeypatch.setattr(accumulate, "on_host", lambda home: False)
-    monkeypatch.setattr(accumulate, "_BUFFER_ROWS", (4096, 4096))
-    return lambda: SiteSums("a", 8, torch.float32, CPU, PARAMETERS, Workspace())
-
-
-@pytest.mark.parametrize("bad", [0, 1023, 1024, 4000])
-@pytest.mark.parametrize("size", [512, 8192])
-def test_any_row_of_a_block_that_is_not_finite_is_named(bad: int, size: int, sums: Any) -> None:
-    found, rows = sums(), torch.randn(8192, 8)
-    rows[bad, 3] = torch.nan
-
-    def feed() -> None:
-        for i in range(8192 // size):
-            found.add(rows[i * size : (i + 1) * size], SelectedRows(size, i, None, {}))
-
-    with pytest.raises(NonFiniteError) as caught:
-        feed()
-    assert f"row {bad % size} of batch {bad // size} " in str(caught.value)
-    assert found.accumulator.state is None or not found.accumulator.state.n_rows
 
 
 # --- copies --------------------------------------------------------------------------------------
@@ -122,30 +97,8 @@ def test_copies_to_a_gpu_are_asynchronous_and_those_to_the_host_are_not(fake: li
         fake.clear()
         with Operations() as operations:
             run()
-        assert operations.copies_that_block()[-1:] == [blocks]
+        assert operations.copies[-1].get("non_blocking", False) != blocks
         assert fake == pinned
-
-
-@pytest.mark.parametrize("rule", ["body", "all", "first", "last"])
-def test_the_selection_of_tokens_does_not_wait_for_a_gpu(rule: str) -> None:
-    device = torch.device("meta")  # the host cannot read its tensors
-    masks = [
-        torch.ones(2, 8, device=device),
-        torch.ones(2, 3, 8, device=device),
-        torch.ones(2, 1, 3, 8, dtype=torch.bool, device=device),
-    ]
-    with pytest.raises(RuntimeError):  # control
-        bool(masks[0].any())
-    for mask in masks:
-        for n in (0, 5, torch.zeros((), dtype=torch.long, device=device)):
-            call = {
-                "input_ids": torch.ones(2, 3, device=device),
-                "attention_mask": mask,
-                "past_key_values": types.SimpleNamespace(get_seq_length=lambda n=n: n),
-            }
-            selected = select(TokenRule(rule), call).mask
-            assert selected is not None
-            assert (selected.device, tuple(selected.shape)) == (device, (2, 3))
 
 
 def test_memory_that_torch_reserves_without_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,3 +106,167 @@ def test_memory_that_torch_reserves_without_use_is_free(monkeypatch: pytest.Monk
     for name, value in figures.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     assert accumulate.free_memory(GPUS[0]) == 150
+
+
+# --- offloaded and moved -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["cpu", "disk"])
+def test_models_offloaded_by_accelerate_are_erased(to: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    site, batch, erasers = "model.layers.1", labelled("llama", 6), {"model.layers.*": projection()}
+    call = {k: v for k, v in batch.items() if k != "z"}
+    found = []
+    for model in (tiny("llama"), tiny("llama")):
+        if found and to == "cpu":
+            accelerate.cpu_offload(model, execution_device="cpu")
+        elif found:
+            accelerate.disk_offload(model, str(tmp_path), execution_device="cpu")
+        collected = snn.collect(model, [batch], site, labels="z", tokens="all")[site]
+        found.append((outputs(model, call, erasers), collected.covariance()))
+    (expected, plain), (logits, covariance) = found
+    assert torch.allclose(logits, expected)
+    assert np.allclose(covariance, plain, atol=1e-6)
+    with pytest.raises(snn.FoldError, match="offloaded"):
+        snn.fold(model, {"model.norm": projection()}, {"model.norm": "lm_head"}, example=call)
+
+
+def test_a_model_that_changes_its_dtype_later() -> None:
+    model, p = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Linear(16, 16)), projection()
+    x = torch.randn(30, 5)
+    with snn.install(model, {"0": p}):
+        model.to(torch.bfloat16)
+        narrow = torch.nn.functional.linear(x.bfloat16(), model[0].weight, model[0].bias)
+        assert torch.equal(model(x.bfloat16()), model[1](snn.Eraser(p)(narrow)))
+        model.double()
+        assert model(x.double()).dtype == torch.float64
+
+
+# --- sharded -------------------------------------------------------------------------------------
+
+
+def text() -> Any:
+    """A model of tokens through three blocks; its last statement counts the calls that reach it."""
+
+    def forward(self: Any, input_ids: Any, attention_mask: Any = None) -> Any:
+        h = self.embed(input_ids)
+        for block in self.blocks:
+            h = torch.tanh(block(h))
+        self.ends += 1
+        return h
+
+    torch.manual_seed(0)
+    embed = torch.nn.Embedding(50, 16)
+    blocks = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+    return module(forward, embed=embed, blocks=blocks, ends=0)
+
+
+def batches() -> list[dict[str, Any]]:
+    """Left-padded batches; the label is a number that the tokens tell."""
+    g = torch.Generator().manual_seed(0)
+    mask = torch.ones(8, 5, dtype=torch.long)
+    mask[:3, :2] = 0
+    ids = torch.randint(0, 50, (6, 8, 5), generator=g)
+    return [{"input_ids": i, "attention_mask": mask, "z": (i[:, -1] > 25).long()} for i in ids]
+
+
+SITES = ["blocks.0", "blocks.1"]
+
+
+def sharded(model: Any) -> Any:
+    """The same model with its weights spread over the processes of the group."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@torch.no_grad()
+def test_sharded_weights_before_and_after_installing() -> None:
+    ids, at, plain = batches()[0]["input_ids"], {"blocks.*": projection(rank=2)}, text()
+    before, expected = (outputs(plain, {"input_ids": ids}, erasers) for erasers in ({}, at))
+    first, later = sharded(text()), text()
+    with snn.install(first, at) as installed:
+        assert torch.allclose(first(ids), expected, atol=1e-6)
+        assert installed.counts == {f"blocks.{i}": 1 for i in range(3)}
+    assert torch.allclose(first(ids), before, atol=1e-6)
+    with snn.install(later, at):
+        assert torch.allclose(sharded(later)(ids), expected, atol=1e-6)
+    assert not torch.allclose(expected, before, atol=1e-3)
+
+
+@pytest.mark.usefixtures("alone")
+def test_no_early_end_and_no_fold_of_sharded_weights() -> None:
+    model, plain = sharded(text()), text()
+    for one in (model, plain):
+        snn.fit_layers(one, batches(), SITES, sf.leace, erase="z")
+    assert model.ends == 1 + 6 + 6  # a rank that ends early would leave the others waiting
+    assert plain.ends == 1 + 6  # control: the order of the sites, and the first pass
+    found = snn.collect(model, batches(), SITES, labels="z")
+    total = found.all_reduce()  # over a group of one
+    assert total.n_sequences == 48
+    assert all(np.array_equal(total[s].covariance(), found[s].covariance()) for s in SITES)
+    before = hooks_in(model)
+    with pytest.raises(snn.FoldError, match="distributed"):
+        snn.fold(model, {"blocks.1": projection()}, example=batches()[0]["input_ids"])
+    assert hooks_in(model) == before
+
+
+# --- several processes ---------------------------------------------------------------------------
+
+WORLD = 3  # not a power of two
+
+
+def _worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD)
+    own = batches()[rank::WORLD]
+    for kind, model in (("plain", text()), ("sharded", sharded(text()))):
+        found = snn.collect(model, own, SITES, labels="z").all_reduce()
+        found.save(f"{folder}/{kind}{rank}.safetensors")
+    other = snn.collect(text(), own, SITES[:1] if rank else SITES, labels="z")
+    try:
+        other.all_reduce()
+    except sf.exceptions.IncompatibleMomentsError:
+        Path(f"{folder}/refused{rank}").touch()
+    dist.destroy_process_group()
+    # FSDP keeps the group, so gloo's threads run on and may abort the interpreter's own end.
+    os._exit(0)
+
+
+@pytest.mark.slow
+def test_all_reduce_sums_over_processes() -> None:
+    totals = []
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        workers = [context.Process(target=_worker, args=(r, folder)) for r in range(WORLD)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(240)
+        assert [worker.exitcode for worker in workers] == [0] * WORLD
+        assert len(list(Path(folder).glob("refused*"))) == WORLD
+        for kind in ("plain", "sharded"):
+            files = [Path(f"{folder}/{kind}{r}.safetensors") for r in range(WORLD)]
+            assert len({file.read_bytes() for file in files}) == 1
+            totals.append(snn.Collected.load(files[0]))
+    whole = snn.collect(text(), batches(), SITES, labels="z")
+    for total in totals:
+        assert total.n_sequences == whole.n_sequences == 48
+        for site, moments in whole.items():
+            assert total[site].n_rows == moments.n_rows
+            scale = np.abs(moments.covariance()).max()
+            # Products are float32.
+            assert np.allclose(total[site].covariance(), moments.covariance(), atol=1e-6 * scale)

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils import prune
 
 import splince_fast as sf
-from nn.conftest import hooks_in, inputs, module, projection, tiny
+from nn.conftest import hooks_in, inputs, left, module, outputs, projection, readers, tiny
 from splince_fast import nn as snn
 
 
@@ -50,44 +50,28 @@ def layer_norm(*after: Any) -> Any:
     return torch.nn.Sequential(torch.nn.LayerNorm(16), *after).eval()
 
 
-def with_biases(model: Any) -> Any:
-    g = torch.Generator().manual_seed(5)
-    for key, parameter in model.named_parameters():
-        if key.endswith("bias"):  # zero in a new model
-            parameter.data = torch.randn(parameter.shape, generator=g)
-    return model
-
-
 H, A, L = "transformer.h.{}", "encoder.layer.0.attention.output.dense", "model.layers.{}"
 LINEAR = sf.Projection(np.eye(16)[:, :3], np.eye(16)[:, :3], np.zeros(16))  # without a mean
-CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    (
-        "gpt2",  # LayerNorm with bias, Conv1D with bias
-        {f"{H}.ln_1": projection(seed=1), f"{H}.ln_2": projection(rank=2, seed=2),
-         f"{H}.mlp.c_proj": projection(seed=3)},
-        {f"{H}.ln_1": f"{H}.attn.c_attn", f"{H}.ln_2": f"{H}.mlp.c_fc"},
-    ),
-    ("bert", {A: projection(rank=2), "embeddings.word_embeddings": projection(seed=4)}, {}),
-    ("llama", {f"{L}.input_layernorm": LINEAR, f"{L}.post_attention_layernorm": LINEAR},
-     {f"{L}.input_layernorm": f"{L}.self_attn.[qkv]_proj",
-      f"{L}.post_attention_layernorm": f"{L}.mlp.[gu]*_proj"}),
-]  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    # LayerNorm with bias, Conv1D with bias
+    "gpt2": {f"{H}.ln_1": projection(seed=1), f"{H}.ln_2": projection(rank=2, seed=2),
+             f"{H}.mlp.c_proj": projection(seed=3)},
+    "bert": {A: projection(rank=2), "embeddings.word_embeddings": projection(seed=4)},
+    "llama": {f"{L}.input_layernorm": LINEAR, f"{L}.post_attention_layernorm": LINEAR},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("name", "projections", "readers"), CASES, ids=[c[0] for c in CASES])
-def test_a_fold_is_the_model_with_hooks(
-    name: str, projections: Any, readers: Any, dtype: Any
-) -> None:
-    model, batch = with_biases(tiny(name)).to(dtype), inputs(name)
-    sites = {k.format(i): p for k, p in projections.items() for i in (0, 1)}
-    into = {k.format(i): v.format(i) for k, v in readers.items() for i in (0, 1)}
-    with torch.no_grad():
-        plain = model(**batch)[0]
-        with snn.install(model, sites, tokens=everywhere):
-            expected = model(**batch)[0]
-        folded = snn.fold(model, sites, into, example=batch)
-        found = model(**batch)[0]
+@pytest.mark.parametrize("name", CASES)
+def test_a_fold_is_the_model_with_hooks(name: str, dtype: Any) -> None:
+    model, batch, g = tiny(name).to(dtype), inputs(name), torch.Generator().manual_seed(5)
+    for key, parameter in model.named_parameters():
+        if key.endswith("bias"):  # zero in a new model
+            parameter.data = torch.randn(parameter.shape, generator=g).to(dtype)
+    sites = {k.format(i): p for k, p in CASES[name].items() for i in (0, 1)}
+    plain, expected = outputs(model, batch), outputs(model, batch, sites, tokens=everywhere)
+    folded = snn.fold(model, sites, readers(model, sites), example=batch)
+    found = outputs(model, batch)
     size = float(expected.abs().max())
     # Sums of at most 64 products in two layers, in units of the rounding of weights.
     atol = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 2e-2}[dtype] * size
@@ -102,13 +86,6 @@ def test_a_fold_is_the_model_with_hooks(
 # --- biases --------------------------------------------------------------------------------------
 
 NORMS = ["model.layers.*.*_layernorm", "model.norm"]
-READERS = {
-    **{f"model.layers.{i}.input_layernorm": f"model.layers.{i}.self_attn.[qkv]_proj"
-       for i in (0, 1)},
-    **{f"model.layers.{i}.post_attention_layernorm": f"model.layers.{i}.mlp.[gu]*_proj"
-       for i in (0, 1)},
-    "model.norm": "lm_head",
-}  # fmt: skip
 SITE = "model.layers.1.input_layernorm"
 
 
@@ -130,9 +107,8 @@ def reloaded(model: Any, path: Path) -> Any:
 
 def test_a_missing_bias_is_an_error_or_added(tmp_path: Path) -> None:
     model, p, batch = tiny("llama"), {SITE: projection()}, inputs("llama")
-    into = {SITE: READERS[SITE]}
-    with torch.no_grad(), snn.install(model, p, tokens=everywhere):
-        expected = model(**batch).logits
+    into = readers(model, [SITE])
+    expected = outputs(model, batch, p, tokens=everywhere)
     refused(r"q_proj.*no bias.*for_fold=True", model, p, into, example=batch)
     other = model.lm_head.register_forward_hook(  # other code reads an added bias
         lambda m, a, out: out + float(model.model.layers[1].self_attn.q_proj.bias is not None)
@@ -141,19 +117,18 @@ def test_a_missing_bias_is_an_error_or_added(tmp_path: Path) -> None:
     other.remove()
     with pytest.warns(sf.SplinceWarning, match=r"q_proj'.*from_pretrained drops.*for_fold=True"):
         snn.fold(model, p, into, example=batch, bias="add")
-    with torch.no_grad():
-        found = model(**batch).logits
-        assert torch.allclose(found, expected, atol=1e-5)
-        # The reason of the warning.
-        assert not torch.allclose(reloaded(model, tmp_path)(**batch).logits, found, atol=1e-3)
+    found = outputs(model, batch)
+    assert torch.allclose(found, expected, atol=1e-5)
+    # The reason of the warning.
+    assert not torch.allclose(outputs(reloaded(model, tmp_path), batch), found, atol=1e-3)
 
 
 def test_several_sites_without_biases_are_exact_or_refused(tmp_path: Path) -> None:
     model, batches, example = llama_and_batches()
     before = snn.collect(model, batches, NORMS, labels="z")
 
-    def left(model: Any, erasers: Any) -> float:
-        """The largest share of Cov(h, z) in P h, for states h of a model whose weights hold P."""
+    def fraction(model: Any, erasers: Any) -> float:
+        """The largest fraction of Cov(h, z) in P h, for states h; the weights hold P."""
         found = snn.collect(model, batches, list(erasers), labels="z")
         return max(
             float(np.linalg.norm(p.matrix() @ found[s].cross_covariance("z")))
@@ -163,29 +138,28 @@ def test_several_sites_without_biases_are_exact_or_refused(tmp_path: Path) -> No
 
     erasers = snn.fit_layers(model, batches, NORMS, sf.leace, erase="z", for_fold=True)
     folded, names = copy.deepcopy(model), list(model.state_dict())
-    found = snn.fold(folded, erasers, READERS, example=example)
+    found = snn.fold(folded, erasers, readers(folded, erasers), example=example)
     assert list(folded.state_dict()) == names  # no bias was added
     assert found.difference < 1e-5
-    assert max(left(folded, erasers), left(reloaded(folded, tmp_path), erasers)) < 1e-6
-    with snn.install(model, erasers):  # the hooks do the same
-        after = snn.collect(model, batches, NORMS, labels="z")
-    assert all(after.trace("z")[s] < 1e-6 * before.trace("z")[s] for s in erasers)
+    assert max(fraction(folded, erasers), fraction(reloaded(folded, tmp_path), erasers)) < 1e-6
+    assert max(left(model, batches, erasers).values()) < 1e-6  # the hooks do the same
 
     # Fitted behind sites with their means: refused, and rightly.
+    into = readers(model, erasers)
     with_means = snn.fit_layers(model, batches, NORMS, sf.leace, erase="z", apply_to="all")
-    refused(r"no bias.*for_fold=True", model, with_means, READERS, example=example)
+    refused(r"no bias.*for_fold=True", model, with_means, into, example=example)
     linear = {s: sf.Projection(p.left, p.right, np.zeros(16)) for s, p in with_means.items()}
-    snn.fold(model, linear, READERS, example=example)
-    assert left(model, with_means) > 1e-3
+    snn.fold(model, linear, into, example=example)
+    assert fraction(model, with_means) > 1e-3
 
 
 # --- tied weights --------------------------------------------------------------------------------
 
 
 def tied_llama() -> Any:
-    transformers = pytest.importorskip("transformers")
-    config = tiny("llama").config.to_dict() | {"tie_word_embeddings": True}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
+    model = tiny("llama")
+    model.config.tie_word_embeddings = True
+    return type(model)(model.config).eval()
 
 
 def tied_llava() -> Any:
@@ -219,8 +193,7 @@ def test_a_tied_head_is_untied_and_survives_a_file(make: Any, norm: str, tmp_pat
     assert torch.equal(model.get_input_embeddings().weight, embedding)
     assert not model.config.tie_word_embeddings
     assert not model.config.get_text_config().tie_word_embeddings
-    with torch.no_grad():
-        assert torch.equal(reloaded(model, tmp_path)(**batch).logits, model(**batch).logits)
+    assert torch.equal(outputs(reloaded(model, tmp_path), batch), outputs(model, batch))
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -266,63 +239,53 @@ def test_a_reader_is_found_below_the_precision_of_bfloat16() -> None:
     direction = np.full((width, 1), width**-0.5)
     sites = {"0.norm": sf.Projection(direction, direction, np.zeros(width))}
     into, x = {"0.norm": "0.linear"}, torch.randn(20, width).bfloat16()
-    with torch.no_grad(), snn.install(model, sites):
-        erased = model(x)
-    with torch.no_grad():
-        assert (model(x) - erased).abs().max() < 2e-2 * erased.abs().max()
+    plain, erased = (outputs(model, {"input": x}, given) for given in ({}, sites))
+    assert (plain - erased).abs().max() < 2e-2 * erased.abs().max()
     refused("residual connection", model, sites, into, example=x)
     model[0].with_residual = False
     snn.fold(model, sites, into, example=x)
 
 
-def test_layers_that_are_not_the_readers_are_refused() -> None:
+def test_folds_that_the_example_does_not_verify_are_refused() -> None:
     gpt2, batch, site = tiny("gpt2"), inputs("gpt2"), "transformer.h.0.ln_1"
     llama, shared = tiny("llama"), torch.nn.Linear(16, 16)
     # A layer that runs at two places reads other states, too.
     twice = layer_norm(shared, torch.nn.Tanh(), shared)
     constant = residual(lambda y: {"ids": y.argmax(-1), "constant": torch.ones(3)})
-    for match, model, erasers, into, example in (
-        *((f"than '{wrong}' read the sites", gpt2, {site: projection()}, {site: wrong}, batch)
-          for wrong in ("transformer.h.1.attn.c_attn", "transformer.h.0.attn.c_proj")),
-        ("name all readers", llama, {SITE: LINEAR}, {SITE: "**.1.self_attn.[qk]_proj"}, batch),
-        ("name all readers", twice, ZERO, {"0": "1"}, X),
-        ("change no floating tensor", constant, NORM, {"norm": "linear"}, X),
-    ):  # fmt: skip
-        refused(match, model, erasers, into, example=example)
 
-
-def test_sites_and_layers_that_the_example_does_not_run_are_named() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         h = self.norm(x)
         return self.large(h) if len(x) > 5 else self.small(self.other(h))
 
     norms = {name: torch.nn.LayerNorm(16) for name in ("norm", "other")}
     linear = {name: torch.nn.Linear(16, 4) for name in ("large", "small")}
-    model, other = module(forward, **norms, **linear), {"other": projection(seed=1)}
-    into = {"norm": "large", "other": "small"}
-    refused("does not run 'other', so", model, NORM | other, into, example=X)
-    refused("does not run 'small', so", model, NORM, {"norm": ["large", "small"]}, example=X)
-    snn.fold(model, NORM, {"norm": "large"}, example=X)
-
-
-def test_weights_that_other_code_reads_or_that_overflow_are_refused() -> None:
+    routed, two = module(forward, **norms, **linear), NORM | {"other": projection(seed=1)}
     read = layer_norm(torch.nn.Linear(16, 16))
     read[1].register_forward_hook(lambda m, a, y: torch.tanh(y) @ m.weight)
     half = layer_norm(torch.nn.Linear(16, 4)).half()
     half[1].weight.data[:] = 60_000 * torch.from_numpy(np.sign(projection().right[:, 0]))
     large = sf.Projection(projection().left * 100, projection().right, np.zeros(16))
-    for model, p in ((read, projection()), (half, large)):
-        x = X.to(model[1].weight.dtype)
-        refused("overflows, or other code reads it", model, {"0": p}, {"0": "1"}, example=x)
-
-
-class Packed(torch.Tensor):
-    """A tensor subclass with a floating dtype, as the packed weights of torchao."""
+    overflows = "overflows, or other code reads it"
+    for match, model, erasers, into, example in (
+        *((f"than '{wrong}' read the sites", gpt2, {site: projection()}, {site: wrong}, batch)
+          for wrong in ("transformer.h.1.attn.c_attn", "transformer.h.0.attn.c_proj")),
+        ("name all readers", llama, {SITE: LINEAR}, {SITE: "**.1.self_attn.[qk]_proj"}, batch),
+        ("name all readers", twice, ZERO, {"0": "1"}, X),
+        ("change no floating tensor", constant, NORM, {"norm": "linear"}, X),
+        ("does not run 'other', so", routed, two, {"norm": "large", "other": "small"}, X),
+        ("does not run 'small', so", routed, NORM, {"norm": ["large", "small"]}, X),
+        (overflows, read, ZERO, {"0": "1"}, X),
+        (overflows, half, {"0": large}, {"0": "1"}, X.half()),
+    ):  # fmt: skip
+        refused(match, model, erasers, into, example=example)
+    snn.fold(routed, NORM, {"norm": "large"}, example=X)  # control
 
 
 def packed(linear: Any) -> Any:
-    linear.weight = torch.nn.Parameter(linear.weight.detach().as_subclass(Packed))
-    assert type(linear.weight) is Packed
+    """The weight as a subclass with a floating dtype, as the packed weights of torchao."""
+    kind = type("Packed", (torch.Tensor,), {})
+    linear.weight = torch.nn.Parameter(linear.weight.detach().as_subclass(kind))
+    assert type(linear.weight) is kind
     return linear
 
 
@@ -352,12 +315,10 @@ def adapted(linear: Any) -> Any:
 def test_layers_that_are_not_plain_are_refused_and_hooks_work(change: Any) -> None:
     model = layer_norm(change(torch.nn.Linear(16, 16)))
     refused(r"^'1', a \w+, is no plain layer", model, ZERO, {"0": "1"}, example=X)
-    with torch.no_grad(), snn.install(model, ZERO):
-        assert model(X).shape == X.shape
+    assert outputs(model, {"input": X}, ZERO).shape == X.shape
 
 
 def test_invalid_arguments_of_fold_are_errors() -> None:
-    """Sites and layers that are not linear are named; erasers are removed before a fold."""
     model, batches, example = llama_and_batches()
     body = snn.fit_layers(model, batches, "model.norm", sf.leace, erase="z")
     into, given = {"model.norm": "lm_head"}, {"model.norm": LINEAR}
@@ -413,12 +374,11 @@ def test_convolutions_of_one_pixel_are_folded() -> None:
     batches = [{"input": torch.randn(40, 3, 8, 8), "z": torch.arange(40) % 2} for _ in range(2)]
     options: dict[str, Any] = {"labels": "z", "feature_dim": 1}
     erasers = snn.collect(model, batches, "1", **options).erasers(sf.leace, erase="z")
-    x = batches[0]["input"]
-    with torch.no_grad(), snn.install(model, erasers):
-        expected = model(x)
-    assert not torch.allclose(model(x), expected, atol=1e-3)  # control
-    snn.fold(model, erasers, {"1": "2"}, example=x)
-    assert torch.allclose(model(x), expected, atol=1e-5)
+    call = {"input": batches[0]["input"]}
+    expected = outputs(model, call, erasers)
+    assert not torch.allclose(outputs(model, call), expected, atol=1e-3)  # control
+    snn.fold(model, erasers, {"1": "2"}, example=call)
+    assert torch.allclose(outputs(model, call), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

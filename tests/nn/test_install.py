@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,9 @@ from nn.conftest import (
     is_erased,
     labelled,
     module,
+    outputs,
     projection,
+    raises,
     refused,
     rows_with,
     state_of,
@@ -37,14 +39,13 @@ def test_inputs_are_erased_by_position_and_by_keyword() -> None:
     p, x = projection(), torch.randn(3, 16)
     # Of several inputs by position the first is erased.
     pair = module(lambda self, x: self.inner(x, x), inner=torch.nn.Bilinear(16, 16, 3))
-    with snn.install(pair, {"inner": p}, side="input"):
-        found = pair(x)
+    found = outputs(pair, {"x": x}, {"inner": p}, side="input")
     assert torch.allclose(found, pair.inner(snn.Eraser(p)(x), x), atol=1e-5)
     llama, site, batch = tiny("llama"), "model.layers.1.self_attn", inputs("llama")
     with snn.install(llama, {site: p}, tokens="all", side="input") as installed:
-        erased = llama(**batch).logits  # which calls the site by keywords only
+        erased = outputs(llama, batch)  # which calls the site by keywords only
     assert installed.counts == {site: 1}
-    assert not torch.equal(erased, llama(**batch).logits)
+    assert not torch.equal(erased, outputs(llama, batch))
 
 
 def test_an_output_wider_than_its_weights_is_erased() -> None:
@@ -53,9 +54,8 @@ def test_an_output_wider_than_its_weights_is_erased() -> None:
     model = module(lambda self, input: self.rnn(input)[0], rnn=rnn)
     batch = rows_with(torch.randn(40, 3, 5))
     erasers = snn.fit_layers(model, [batch], "rnn", sf.leace, erase="z")
-    plain = model(batch["input"])
-    with snn.install(model, erasers):
-        assert is_erased(model(batch["input"]), plain, erasers["rnn"])
+    call = {"input": batch["input"]}
+    assert is_erased(outputs(model, call, erasers), outputs(model, call), erasers["rnn"])
 
 
 # --- life of a handle ----------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_leaving_restores_everything() -> None:
     model, p, batch = tiny("llama"), projection(), inputs("llama")
     model.model.norm.register_forward_hook(lambda m, a, o: None)
     before, weights = hooks_in(model), {k: v.clone() for k, v in model.state_dict().items()}
-    reference, tensors = model(**batch).logits, live_tensors()
+    reference, tensors = outputs(model, batch), live_tensors()
     for i in range(200):
         with pytest.raises(ZeroDivisionError), snn.install(model, {"model.norm": p}):  # noqa: PT012
             if i % 50 == 0:
@@ -80,8 +80,17 @@ def test_leaving_restores_everything() -> None:
             raise ZeroDivisionError
     assert live_tensors() <= tensors + 2
     assert hooks_in(model) == before
-    assert torch.equal(model(**batch).logits, reference)
+    assert torch.equal(outputs(model, batch), reference)
     assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
+    # A handle may be removed twice, and entered again.
+    installed = snn.install(model, {"model.norm": p})
+    erased = outputs(model, batch)
+    installed.remove()
+    installed.remove()
+    assert torch.equal(outputs(model, batch), reference)
+    with installed, installed:
+        assert torch.equal(outputs(model, batch), erased)
+    assert torch.equal(outputs(model, batch), reference)
 
 
 def test_installations_nest_and_act_in_order() -> None:
@@ -98,19 +107,6 @@ def test_installations_nest_and_act_in_order() -> None:
     mask = batch["attention_mask"].bool()
     assert torch.allclose(both[mask], snn.Eraser(second @ first)(plain)[mask], atol=1e-5)
     assert is_erased(one, plain, first, mask)
-
-
-def test_a_handle_removes_its_erasers_and_installs_them_again() -> None:
-    model, x = tiny("sequential"), inputs("sequential")
-    plain = model(**x)
-    installed = snn.install(model, {"2": projection()})
-    erased = model(**x)
-    installed.remove()
-    installed.remove()
-    assert torch.equal(model(**x), plain)
-    with installed, installed:
-        assert torch.equal(model(**x), erased)
-    assert torch.equal(model(**x), plain)
 
 
 def test_a_partial_strength_steers() -> None:
@@ -132,54 +128,44 @@ def test_a_partial_strength_steers() -> None:
         assert "steering" not in repr(installed)
 
 
-def test_a_site_that_did_not_run_is_an_error() -> None:
-    used, idle = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
-    model = module(lambda self, x: self.used(x), used=used, idle=idle)
-    refused(snn.NeverCalledError, "'idle'", model, {"*": projection()}, torch.randn(2, 16))
-    with snn.install(model, {"*": projection()}):
+def test_erasers_that_did_not_act_are_an_error() -> None:
+    used, idle, x = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16), torch.randn(2, 16)
+    model, p = module(lambda self, x: self.used(x), used=used, idle=idle), projection()
+    refused(snn.NeverCalledError, "'idle'", model, {"*": p}, x)
+    with snn.install(model, {"*": p}):
         pass  # nothing ran at all
     assert hooks_in(model) == 0
-
-
-def test_hooks_removed_by_other_code_are_an_error() -> None:
-    model = tiny("sequential")
-    installed = snn.install(model, {"2": projection()})
-    model(torch.randn(2, 5))  # the hook ran before it was removed
-    model[2]._forward_hooks.clear()
+    installed = snn.install(model, {"used": p})
+    model(x)  # the hook ran before other code removed it
+    used._forward_hooks.clear()
     with pytest.raises(snn.NeverCalledError, match="other code removed"):
         installed.check()
-    installed.remove()
 
 
 def test_a_copy_made_in_a_call_has_no_tokens_of_that_call() -> None:
     copies: list[Any] = []
 
-    class Copying(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.site = torch.nn.Linear(16, 16)
+    def forward(self: Any, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        copies.append(copy.deepcopy(self.site))
+        return self.site(x)
 
-        def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            copies.append(copy.deepcopy(self.site))
-            return self.site(x)
-
-    model = Copying()
+    model, x = module(forward, site=torch.nn.Linear(16, 16)), torch.randn(2, 3, 16)
     with snn.install(model, {"site": projection()}, tokens="last"):
-        model(torch.randn(2, 3, 16), attention_mask=torch.ones(2, 3))
+        model(x, attention_mask=torch.ones(2, 3))
         with pytest.raises(snn.SiteError, match="outside of a call"):
-            copies[0](torch.randn(2, 3, 16))
+            copies[0](x)
 
 
 def test_copies_and_pickles_of_a_model_erase_too() -> None:
     model, batch = tiny("llama"), inputs("llama")
     with snn.install(model, {"model.layers.0": projection()}) as installed:
-        erased = model(**batch).logits
+        erased = outputs(model, batch)
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
         with installed.disabled():  # a copy erases, because no handle could enable it again
             copies += [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     for other in copies:
-        assert torch.equal(other(**batch).logits, erased)
-    assert not torch.equal(model(**batch).logits, erased)
+        assert torch.equal(outputs(other, batch), erased)
+    assert not torch.equal(outputs(model, batch), erased)
 
 
 def test_rank_zero_warns_once() -> None:
@@ -208,16 +194,13 @@ def test_an_eraser_that_needs_labels_is_refused_with_that_reason(strength: float
         make(sf.leace(moments, erase="gender"))  # the control
 
 
-class Bare(torch.nn.Module):
-    """Holds modules, and has no forward."""
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_invalid_arguments_of_install_are_errors() -> None:
     p, inner = projection(), torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
     model = torch.nn.Sequential(
         torch.nn.ModuleList([torch.nn.Linear(16, 16)]), torch.nn.MultiheadAttention(16, 2),
-        torch.nn.ParameterList([torch.nn.Parameter(torch.ones(16))]), Bare(),
+        torch.nn.ParameterList([torch.nn.Parameter(torch.ones(16))]),
+        type("Bare", (torch.nn.Module,), {})(),  # holds modules, and has no forward
         torch.nn.LayerNorm(16), torch.jit.trace(inner, torch.randn(2, 16)),
         torch.export.export(inner, (torch.randn(2, 16),)).module(),
     )  # fmt: skip
@@ -256,18 +239,17 @@ def test_invalid_arguments_of_install_are_errors() -> None:
 def test_arguments_of_other_types_are_refused(wrong: Any) -> None:
     model, batches = torch.nn.Sequential(torch.nn.Linear(3, 4)), [rows_with(torch.randn(40, 3))]
     erasers = snn.fit_layers(model, batches, "0", "leace", erase="z")
-    cases: list[tuple[str, Any]] = [
-        ("pass the batches themselves", lambda: snn.collect(model, wrong, "0", labels="z")),
-        ("pass the batches themselves", lambda: snn.fit_layers(model, wrong, "0", erase="z")),
-        ("pass the batches themselves", lambda: snn.effect(model, erasers, wrong)),
-    ]
+    batches_are = InputError, "pass the batches themselves"
+    raises(
+        (*batches_are, lambda: snn.collect(model, wrong, "0", labels="z")),
+        (*batches_are, lambda: snn.fit_layers(model, wrong, "0", erase="z")),
+        (*batches_are, lambda: snn.effect(model, erasers, wrong)),
+    )
     if wrong != "a":
-        cases.append(("the path is", lambda: snn.Erasers.load(wrong)))
+        raises((InputError, "the path is", lambda: snn.Erasers.load(wrong)))
     if wrong is not None:
-        cases.append(("forward is", lambda: snn.effect(model, erasers, batches, forward=wrong)))
-    for match, call in cases:
-        with pytest.raises(InputError, match=match):
-            call()
+        run = lambda: snn.effect(model, erasers, batches, forward=wrong)  # noqa: E731
+        raises((InputError, "forward is", run))
 
 
 # --- tokens --------------------------------------------------------------------------------------
@@ -315,21 +297,11 @@ def test_rules_need_no_mask_and_skipped_ids_travel_with_the_erasers() -> None:
         assert is_erased(state_of(model, site, batch), plain, erasers[site], body.bool())
 
 
-def test_a_rule_without_its_call_is_an_error() -> None:
-    llama, p = tiny("llama"), projection()
-    with (
-        pytest.raises(snn.SiteError, match="outside of a call"),
-        snn.install(llama, {"model.norm": p}, tokens="body"),
-    ):
-        llama.model.norm(torch.randn(1, 2, 16))
-    call, rotary = inputs("llama"), {"model.rotary_emb": projection(8)}
-    refused(snn.SiteError, "tokens of shape", llama, rotary, call, tokens="body", output=0)
-    refused(snn.SiteError, "bool tensor", llama, {"model.norm": p}, call, tokens=lambda call: 1)
-
-
-def test_the_base_model_may_be_called_itself() -> None:
-    model, batch = tiny("llama"), inputs("llama")
-    with snn.install(model, {"model.layers.0": projection()}, tokens="body"):
+def test_the_base_model_may_be_called_itself_but_no_site() -> None:
+    model, batch, p = tiny("llama"), inputs("llama"), projection()
+    with snn.install(model, {"model.layers.0": p, "model.norm": p}, tokens="body"):
+        with pytest.raises(snn.SiteError, match="outside of a call"):
+            model.model.norm(torch.randn(1, 2, 16))
         whole = model(**batch, output_hidden_states=True).hidden_states
         inner = model.model(**batch, output_hidden_states=True).hidden_states
     assert all(torch.equal(a, b) for a, b in zip(whole, inner, strict=True))
@@ -338,22 +310,14 @@ def test_the_base_model_may_be_called_itself() -> None:
 def test_threads_get_their_own_tokens() -> None:
     model = tiny("llama")
     batches = [inputs("llama", n=6, length=4 + i, seed=i) for i in range(2)]
-    found: dict[int, list[torch.Tensor]] = {0: [], 1: []}
-    with snn.install(model, {LAYERS: projection()}, tokens="body"), torch.no_grad():
-        reference = [model(**b).logits for b in batches]
-
-        def work(i: int) -> None:
-            with torch.no_grad():
-                found[i] += [model(**batches[i]).logits for _ in range(30)]
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in found]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for i, logits in found.items():
-        assert len(logits) == 30
-        assert all(torch.allclose(one, reference[i], atol=1e-5) for one in logits)
+    with (
+        snn.install(model, {LAYERS: projection()}, tokens="body"),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        expected = [outputs(model, batch) for batch in batches]
+        found = list(pool.map(lambda b: [outputs(model, b) for _ in range(30)], batches))
+    for logits, one in zip(found, expected, strict=True):
+        assert all(torch.allclose(other, one, atol=1e-5) for other in logits)
 
 
 # --- generation ----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import splince_fast as sf
-from nn.conftest import hooks_in, inputs, left, module, rows_with, tiny
+from nn.conftest import hooks_in, inputs, labelled, left, module, outputs, rows_with, tiny
 from splince_fast import nn as snn
 
 
@@ -35,43 +34,44 @@ def model_and_batches() -> tuple[Any, list[dict[str, Any]]]:
 SITES = ["2", "4", "6", "8"]
 
 
-def test_layers_fitted_in_order_hold_together_and_those_of_one_pass_do_not() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_fitted_in_order_hold_together_and_those_of_one_pass_do_not(
+    dtype: torch.dtype,
+) -> None:
     model, batches = model_and_batches()
+    model = model.to(dtype)
+    batches = [{**batch, "input": batch["input"].to(dtype)} for batch in batches]
     # Named in another order than they run.
     erasers = snn.fit_layers(model, batches, SITES[::-1], sf.leace, erase="z", labels=["z", "y"])
     assert list(erasers) == SITES
     assert erasers.sequential
     assert hooks_in(model) == 0
-    assert max(left(model, batches, erasers).values()) < 1e-6
+    rest = max(left(model, batches, erasers).values())
+    # Rounding to 8 bits: between float32's residual and a few spacings (2^-8) of |x| / sd.
+    assert rest < 1e-6 if dtype == torch.float32 else 1e-6 < rest < 2e-2
     with pytest.warns(snn.OnePassWarning):
         erasers = snn.collect(model, batches, SITES, labels=["z", "y"]).erasers(sf.leace, erase="z")
     found = left(model, batches, erasers)
-    assert found["2"] < 1e-6
-    assert max(found.values()) > 0.01  # four orders above; on a real model 0.3 and more
+    assert found["2"] <= rest
+    assert max(found.values()) > 0.01  # far above; on a real model 0.3 and more
 
 
-def test_fitted_on_last_tokens_and_applied_to_all(tmp_path: Path) -> None:
+def test_fitted_on_last_tokens_and_applied_to_all() -> None:
     model = tiny("llama")
     options: dict[str, Any] = {"labels": "z", "tokens": "last"}
     batches = [inputs("llama", 40, seed=i) for i in range(10)]
     for batch in batches:
         batch["z"] = batch["input_ids"][:, 2:].double().sum(1)  # what the last token reads
     at = ["model.layers.0", "model.layers.1"]
-
-    def rest(erasers: snn.Erasers) -> float:
-        return left(model, batches, erasers, at, **options)[at[1]]
-
-    erasers = snn.fit_layers(model, batches, at, sf.leace, erase="z", apply_to="all", **options)
+    erasers, narrow = (
+        snn.fit_layers(model, batches, at, sf.leace, erase="z", **more, **options)
+        for more in ({"apply_to": "all"}, {})
+    )
     assert (erasers.tokens, erasers.apply_to) == ("last", "all")
     assert "tokens last, applied to all" in str(erasers)
-    assert rest(erasers) < 1e-5  # float32 states
-    erasers.save(tmp_path / "a.safetensors")
-    loaded = snn.Erasers.load(tmp_path / "a.safetensors")
-    assert loaded.apply_to == "all"
-    assert rest(loaded) == rest(erasers)
+    for given in (erasers, narrow):
+        assert left(model, batches, given, at, **options)[at[1]] < 1e-5  # float32 states
     # Control: fitted behind erasers of last tokens only, the second does not hold at all tokens.
-    narrow = snn.fit_layers(model, batches, at, sf.leace, erase="z", **options)
-    assert rest(narrow) < 1e-5
     with (
         pytest.warns(snn.OtherTokensWarning, match=r"'last' erased.*apply_to='all'"),
         snn.install(model, narrow, tokens="all"),
@@ -84,9 +84,7 @@ def test_fitted_on_last_tokens_and_applied_to_all(tmp_path: Path) -> None:
 
 
 def test_other_tokens_than_in_the_fit_warn(tmp_path: Path) -> None:
-    model = tiny("llama")
-    batch = {**inputs("llama", 100), "z": torch.arange(100) % 2}
-    at = ["model.layers.0", "model.layers.1"]
+    model, batch, at = tiny("llama"), labelled("llama"), ["model.layers.0", "model.layers.1"]
 
     def rule(call: Any) -> torch.Tensor:
         return torch.ones_like(call["input_ids"], dtype=torch.bool)
@@ -113,8 +111,7 @@ def test_the_default_is_splince_and_errors_name_the_layer() -> None:
     erasers = snn.fit_layers(model, batches, SITES, erase="z", keep="y", labels=["z", "y"])
     assert all(p.method == "SPLINCE" for p in erasers.values())
     # Labels are those that are erased and kept; of joint cells, each.
-    same = snn.fit_layers(model, batches, SITES, erase="z", keep=["y"])
-    assert all(np.array_equal(same[site].left, p.left) for site, p in erasers.items())
+    assert same(snn.fit_layers(model, batches, SITES, erase="z", keep=["y"]), erasers)
     cells = snn.fit_layers(model, batches, "2", sf.leace, erase=("z", "y"), joint=[("z", "y")])
     assert cells["2"].rank == 3
     with pytest.raises(sf.exceptions.InfeasibleError, match="at the site '2'"):
@@ -144,25 +141,18 @@ def test_batches_that_differ_between_passes_are_errors() -> None:
     model, batches = model_and_batches()
     n_reads, rng = iter(range(3, -9, -1)), np.random.default_rng(0)
 
-    class Batches:
-        def __init__(self, read: Any) -> None:
-            self.read = read
-
-        def __iter__(self) -> Any:
-            return self.read()
-
-    def fewer() -> Any:
+    def fewer(self: Any) -> Any:
         return iter(batches[: len(batches) + next(n_reads)])
 
-    def shuffled() -> Any:
+    def shuffled(self: Any) -> Any:
         for batch in batches:
             order = rng.permutation(100)
             yield {k: v[order] for k, v in batch.items()}
 
     for changing, match in (
         (iter(batches), "is an iterator"),
-        (Batches(fewer), "batches instead of"),
-        (Batches(shuffled), "labels in the first batch"),
+        (type("Fewer", (), {"__iter__": fewer})(), "batches instead of"),
+        (type("Shuffled", (), {"__iter__": shuffled})(), "labels in the first batch"),
     ):
         with pytest.raises(sf.exceptions.InputError, match=match):
             snn.fit_layers(model, changing, SITES, sf.leace, erase="z", labels=["z", "y"])
@@ -197,6 +187,7 @@ def blocks(kind: str) -> Any:
     return module(forward, first=torch.nn.Linear(3, 5), blocks=torch.nn.ModuleList(each)).eval()
 
 
+@pytest.mark.filterwarnings("ignore:.*several times per batch", "ignore:.*nothing was erased")
 @pytest.mark.parametrize("kind", ["once", "again", "chunks"])
 @pytest.mark.parametrize("side", ["output", "input"])
 def test_passes_that_end_at_their_site_fit_the_same_erasers(kind: str, side: str) -> None:
@@ -208,14 +199,10 @@ def test_passes_that_end_at_their_site_fit_the_same_erasers(kind: str, side: str
         for shift, n in ((0.0, 4), (2.0, 8), (-2.0, 8))
     ]
     model, at = blocks(kind), ["first", "blocks.*", "blocks.*.0"]
-    options: dict[str, Any] = {"erase": "z", "side": side}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", snn.OnePassWarning)  # of the kinds that repeat a site
-        warnings.simplefilter("ignore", sf.exceptions.NothingErasedWarning)
-        whole = snn.fit_layers(
-            model, batches, at, "leace", forward=lambda m, b: m(b["x"]), **options
-        )
-        found = snn.fit_layers(model, batches, at, "leace", **options)
+    whole, found = (
+        snn.fit_layers(model, batches, at, "leace", erase="z", side=side, forward=forward)
+        for forward in (lambda m, b: m(b["x"]), None)
+    )
     assert same(found, whole)
     assert hooks_in(model) == 0
 
@@ -253,47 +240,45 @@ def test_erasers_for_a_fold_are_linear_and_for_all_tokens() -> None:
         snn.fit_layers(model, batches, SITES, "leace", erase="z", for_fold=True, apply_to="body")
 
 
-def test_erasers_survive_a_file(tmp_path: Path) -> None:
-    model, batches = model_and_batches()
-    erasers = snn.fit_layers(model, batches, SITES, erase="z", keep="y", labels=["z", "y"])
-    path = tmp_path / "erasers.safetensors"
+@pytest.mark.parametrize(
+    ("site", "options"),
+    [
+        ("model.layers.*", {}),
+        ("model.layers.*", {"tokens": "last", "apply_to": "all"}),
+        ("model.layers.*.mlp", {"side": "input", "skip_ids": [7, 9]}),
+        ("model.layers.*.self_attn.o_proj", {"side": "input", "heads": 2, "tokens": "all"}),
+        ("model.norm", {"for_fold": True}),
+    ],
+)
+def test_erasers_survive_a_file(site: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model, batch, path = tiny("llama"), labelled("llama"), tmp_path / "erasers.safetensors"
+    erasers = snn.fit_layers(model, [batch], site, "leace", erase="z", **options)
     erasers.save(path)
     with pytest.raises(sf.exceptions.InputError, match="names another format"):
         erasers.save(tmp_path / "erasers.onnx")
     loaded = snn.Erasers.load(path)
-    assert list(loaded) == list(erasers)
+    assert same(loaded, erasers)
     assert str(loaded) == str(erasers)
-    assert (loaded.sequential, loaded.tokens, loaded.sites) == (True, "all", erasers.sites)
-    for name, p in erasers.items():
-        assert np.array_equal(loaded[name].left, p.left)
-        assert loaded[name].report == p.report is not None
-    x = batches[0]["input"]
-    with snn.install(model, erasers):
-        expected = model(x)
-    with snn.install(model, path):
-        assert torch.equal(model(x), expected)
+    assert [p.report for p in loaded.values()] == [p.report for p in erasers.values()]
+    for name in ("sequential", "tokens", "apply_to", "sites", "placement", "recipe"):
+        assert getattr(loaded, name) == getattr(erasers, name), name
+    call = {k: v for k, v in batch.items() if k != "z"}
+    assert torch.equal(outputs(model, call, path), outputs(model, call, erasers))
     with pytest.raises(snn.SiteError, match="no module of this model"):
-        snn.install(tiny("llama"), path)
-    other = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(9)))
-    with pytest.raises(snn.SiteError, match="must have width 16"), snn.install(other, path):
-        other(x)
+        snn.install(torch.nn.Sequential(torch.nn.Linear(6, 6)), path)
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing was erased")
 def test_a_model_that_catches_the_end_of_a_pass_counts_rows_once() -> None:
-    class Retrying(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
+        hidden = self.a(input)
+        try:
+            return self.b(hidden)
+        except Exception:  # the exception that ends a pass after its site
+            return self.b(hidden)
 
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            hidden = self.a(input)
-            try:
-                return self.b(hidden)
-            except Exception:  # the exception that ends a pass after its site
-                return self.b(hidden)
-
-    z = np.arange(40) % 2
-    batch = {"input": torch.randn(40, 8) + torch.from_numpy(z)[:, None], "z": z}
-    erasers = snn.fit_layers(Retrying(), [batch], ["a", "b"], "leace", erase="z")
+    model = module(forward, a=torch.nn.Linear(8, 8), b=torch.nn.Linear(8, 8))
+    batch = rows_with(torch.randn(40, 8))
+    batch["input"] += batch["z"][:, None]
+    erasers = snn.fit_layers(model, [batch], ["a", "b"], "leace", erase="z")
     assert [erasers[name].report.n_rows for name in ("a", "b")] == [40, 40]

