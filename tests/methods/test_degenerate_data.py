@@ -9,20 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from problems import (
     EPS,
     METHODS,
     assert_constraints,
     assert_same,
     change,
-    conditions,
     draw_data,
     erase,
     ignored,
     indicators,
-    many,
     moved,
     report,
     sensitive,
@@ -166,12 +162,12 @@ def test_rows_without_a_trace_erase_nothing_and_say_so(method: str, scale: float
         x += [1.0, -3.0, 1e6, 0.0, 0.1, 1e-6]
     y = x[order, 0] if scale else np.arange(600) % 3
     moments = sf.Moments().update(x[order], {"z": z[order], "y": y})
-    with pytest.warns(errors.NothingErasedWarning, match="'z'"):
+    with pytest.warns(errors.NothingErasedWarning, match="'z'") as caught:
         eraser = erase(method, moments)
     assert (eraser.rank, report(eraser).distortion) == (0, 0.0)
     np.testing.assert_array_equal(eraser.matrix(), np.eye(6))
     np.testing.assert_array_equal(eraser(x), x)
-    assert report(eraser).warnings
+    assert report(eraser).warnings == tuple(str(entry.message) for entry in caught)
 
 
 @pytest.mark.parametrize("keep", [None, "y"])
@@ -186,33 +182,6 @@ def test_constant_rows_and_classes_that_are_points(keep: str | None) -> None:
     oracle = sf.oracle(moments, erase="z", keep=keep, missing="raise")
     np.testing.assert_array_equal(oracle(constant, labels), constant)
     assert oracle.report.distortion == 0.0
-
-
-# --- solvers -------------------------------------------------------------------------------------
-
-
-@many
-@given(
-    seed=st.integers(0, 2**20), d=st.integers(5, 40), kappa=st.sampled_from([1.0, 1e4, 1e8, 1e12])
-)
-@pytest.mark.parametrize("method", ["splince", "leace"])
-def test_solvers_agree(method: str, seed: int, d: int, kappa: float) -> None:
-    data = draw_data(seed, d=d, kappa=kappa)
-    erasers = [erase(method, data.moments(), solver=s) for s in ("auto", "cholesky", "eigh")]
-    np.testing.assert_array_equal(erasers[0].matrix(), erasers[1].matrix())
-    assert [report(e).solver for e in erasers] == ["cholesky", "cholesky", "eigh"]
-    kappa, q, sine = conditions(*data.covariances())
-    # The same moments: only the factorisations differ.
-    bound = 16 * d * EPS * (kappa + q) / sine
-    assert_same(change(erasers[2]), change(erasers[1]), bound)
-
-
-@pytest.mark.parametrize("method", ["splince", "leace"])
-def test_cholesky_refuses_a_singular_covariance(method: str) -> None:
-    data = draw_data(0, n=10, d=20, kz=2, ky=1)
-    with pytest.raises(sf.SplinceError, match=r"solver='auto'.*shrinkage"):
-        erase(method, data.moments(), solver="cholesky")
-    assert erase(method, data.moments(), solver="cholesky", shrinkage=0.1).rank == 1
 
 
 def test_directions_across_constant_features_are_kept_when_the_null_space_is_dropped() -> None:

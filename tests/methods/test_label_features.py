@@ -166,6 +166,7 @@ def test_ages_and_identifiers_in_eight_dimensions(method: Any, values: int) -> N
     ):
         eraser, notes = notes_of(method, sf.Moments(kinds=kinds).update(x, {"age": column}), "age")
         assert (eraser.rank, notes) == (rank, [])
+    assert sf.MeanProjection().fit(x, concept=quantity).projection_.rank == 8  # without a warning
 
 
 def test_half_of_the_rank_or_of_the_variance() -> None:
@@ -186,20 +187,3 @@ def test_half_of_the_rank_or_of_the_variance() -> None:
         notes = notes_of(sf.leace, sf.Moments().update(x, {"grade": quantity}), "grade")[1]
         assert ("was read as" in notes[0]) == told_of
         assert ("removes all 4 dimensions" in notes[0]) != told_of
-
-
-def test_estimator_and_shorthand_warn_as_well() -> None:
-    x, quantity = rows(8, 62)
-    for fit in (
-        lambda: sf.LEACE().fit(x, concept=quantity).projection_,
-        lambda: sf.erase(x, quantity)[1],
-        lambda: sf.SAL().fit(x, concept=quantity).projection_,
-    ):
-        with pytest.warns(
-            ManyClassesWarning, match="as 62 classes, and erasing takes 8 of 8"
-        ) as seen:
-            fit()
-        assert seen[0].filename == __file__
-    # Warnings are errors.
-    sf.LEACE(kinds={"concept": "continuous"}).fit(x, concept=quantity).projection_  # noqa: B018
-    sf.MeanProjection().fit(x, concept=quantity).projection_  # noqa: B018

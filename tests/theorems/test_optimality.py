@@ -4,6 +4,8 @@ change of the rows costs. The tolerances are those of `problems`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -19,6 +21,7 @@ from problems import (
     draw_data,
     erase,
     ignored,
+    least_change,
     many,
     report,
     within_bounds,
@@ -89,21 +92,10 @@ def test_dropping_the_null_space_equals_the_formula_as_printed(n: int, solver: s
 # --- quadratic programming -----------------------------------------------------------------------
 
 
-def by_quadratic_programming(s: Float, sz: Float, sy: Float | None, weight: Float) -> Float:
-    """argmin tr(M E S E^T) subject to E Sz = Sz and E Sy = 0: all entries of E as unknowns.
-
-    Neither whitening nor a pseudo-inverse of S. A particular solution plus the null space of the
-    constraints, solved as one linear system of (d - r) d unknowns for M = `weight`.
-    """
-    spans = sz if sy is None else np.concatenate([sz, sy], axis=1)
-    target = sz if sy is None else np.concatenate([sz, np.zeros_like(sy)], axis=1)
-    start = np.linalg.lstsq(spans.T, target.T, rcond=1e-9)[0].T
-    free = scipy.linalg.null_space(spans.T, rcond=1e-9)
-    # E = start + Y free^T; the gradient M (start S + Y free^T S) free vanishes.
-    hessian = np.kron(free.T @ s @ free, weight)
-    gradient = weight @ start @ s @ free
-    y = -np.linalg.solve(hessian, gradient.T.reshape(-1)).reshape(free.shape[1], len(s)).T
-    return np.asarray(start + y @ free.T)
+def by_quadratic_programming(s: Float, sz: Float, sy: Float, weight: Float) -> Float:
+    """argmin tr(M E S E^T) subject to E Sz = Sz and E Sy = 0, for M = `weight`."""
+    spans = np.concatenate([sz, sy], axis=1)
+    return least_change(s, spans, np.concatenate([sz, 0 * sy], axis=1), weight)
 
 
 @many
@@ -111,20 +103,22 @@ def by_quadratic_programming(s: Float, sz: Float, sy: Float | None, weight: Floa
     seed=st.integers(0, 2**20), d=st.integers(4, 9), kz=st.integers(2, 3),
     method=st.sampled_from(["splince", "leace", "sal that keeps"]), identity=st.booleans(),
     share=st.sampled_from([0.0, 0.2, 0.7, 1.0]),
+    solver=st.sampled_from(["auto", "cholesky", "eigh"]),
 )  # fmt: skip
 def test_equals_quadratic_programming_in_any_inner_product(
-    seed: int, d: int, kz: int, method: str, identity: bool, share: float
+    seed: int, d: int, kz: int, method: str, identity: bool, share: float, solver: str
 ) -> None:
     """The inner products are those of Cov(x), of shrunk Cov(x), and, for SAL, of the identity."""
     data = draw_data(seed, d=d, kz=kz, ky=1, kappa=20.0)
     s, sz, sy = data.covariances()
-    options = {"shrinkage": share} if share and method != "sal that keeps" else {}
-    share = 1.0 if method == "sal that keeps" else share
+    options: Any = {"shrinkage": share, "solver": solver}
+    if method == "sal that keeps":
+        share, options = 1.0, {}
     s = (1 - share) * s + share * np.trace(s) / d * np.eye(d)
     root = np.random.default_rng(seed).normal(size=(d, d))
     weight = np.eye(d) if identity else root @ root.T / d + 0.1 * np.eye(d)
     eraser = erase(method, data.moments(), **options)
-    expected = by_quadratic_programming(s, sz, None if method == "leace" else sy, weight)
+    expected = by_quadratic_programming(s, sz, sy[:, :0] if method == "leace" else sy, weight)
     kappa, q, sine = conditions(s, sz, sy)
     # The Hessian has the condition of S times that of M, and enters by its normal equations.
     bound = 100 * d * EPS * (kappa * np.linalg.cond(weight) + q**2) / sine**2
