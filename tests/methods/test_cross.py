@@ -378,7 +378,9 @@ def test_a_concept_of_noise_is_reported_as_no_association_beyond_noise() -> None
         assert ("no association of 'z' beyond noise was measured" in text) is noise
         assert ("new rows will show R^2" in text) is not noise
     # Nothing is left of one feature: the expectation is 0 for that reason.
-    assert "beyond noise" not in report_of(x[:, :1] + z[:, None], z).explain()
+    one = report_of(x[:, :1] + z[:, None], z)
+    assert one.variables[0].expected == 0
+    assert "beyond noise" not in one.explain()
 
 
 def test_of_balanced_classes_the_bound_is_the_figure() -> None:

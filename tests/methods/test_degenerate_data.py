@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from problems import (
     EPS,
     METHODS,
     assert_constraints,
-    assert_same,
-    change,
     draw_data,
     erase,
     ignored,
@@ -200,17 +197,6 @@ def test_directions_across_constant_features_are_kept_when_the_null_space_is_dro
 # --- concepts that are rare, small, constant, repeated ------------------------------------------
 
 
-@pytest.mark.parametrize("unit", [1e-100, 1e-9, 1e-3, 1.0, 1e9, 1e100])
-@pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
-def test_units_of_continuous_variables_do_not_matter(method: str, unit: float) -> None:
-    rng = np.random.default_rng(16)
-    x = rng.normal(size=(300, 5))
-    z, y = x[:, 0] + rng.normal(size=300), x[:, 1] + x[:, 0] + rng.normal(size=300)
-    found = erase(method, sf.Moments().update(x, {"z": unit * z, "y": y / unit}))
-    expected = erase(method, sf.Moments().update(x, {"z": z, "y": y}))
-    assert_same(change(found), change(expected), 1e-11)
-
-
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1e9, -1e-9])
 @pytest.mark.parametrize("classes", [True, False])
 def test_constant_variables_are_refused_by_name(value: float, classes: bool) -> None:
@@ -331,9 +317,7 @@ def test_distortion_is_never_negative_where_features_nearly_copy_others() -> Non
 
 @ignored("SplinceWarning")
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
-def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(
-    strength: float, tmp_path: Path
-) -> None:
+def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(strength: float) -> None:
     infeasible = 0
     for exponent in np.linspace(-15, -6, 19):
         rng = np.random.default_rng(0)
@@ -348,6 +332,5 @@ def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(
             continue
         assert str(report(eraser))
         assert report(eraser).explain()
-        eraser.save(tmp_path / "e")
-        assert sf.Projection.load(tmp_path / "e").report == eraser.report
+        assert sf.Report.from_dict(report(eraser).to_dict()) == report(eraser)
     assert infeasible < 15

@@ -88,11 +88,12 @@ def certified(eraser: Any, delta: Any = 0.05) -> Callable[[], Any]:
 
 def selections() -> Iterator[Mistake]:
     yield from of(
-        partial(sf.leace, MOMENTS, erase="z"),
+        partial(sf.leace, moments=MOMENTS, erase="z"),
         *(({"erase": z}, "erase is") for z in ([], None, 3, {"z"}, ["z", 3], np.ones(1))),
         ({"erase": "gender"}, r"'gender'.*'z'.*'y'", UnknownVariableError),
         ({"erase": ()}, r"\(\)", UnknownVariableError),
         ({"erase": ("z", "y")}, "joint=", UnknownVariableError),
+        ({"moments": updated(X, {"z": [None] * N})}, "'z'", SplinceError),
         ({"shrinkage": "cv"}, "chosen on folds"),
         ({"refine": X}, "^refine is an ndarray"),
     )

@@ -125,15 +125,6 @@ def test_ranges_of_options(name: str) -> None:
             sf.splince(moments, erase="z", keep="y", **{name: value})
 
 
-def test_missing_labels() -> None:
-    data, labelled = draw_data(24), np.arange(400) % 3 == 0
-    z = np.where(labelled, data.z.astype(object), None)
-    eraser = sf.leace(sf.Moments().update(data.x, {"z": z}), erase="z")
-    assert_erased_in_mean(eraser(data.x)[labelled], data.z[labelled])
-    with pytest.raises(sf.SplinceError, match="'z'"):
-        sf.leace(sf.Moments().update(data.x, {"z": [None] * 400}), erase="z")
-
-
 def test_joint_cells_are_erased_beyond_the_margins() -> None:
     """The interaction of two variables is visible in x, and only their joint cells tell it."""
     rng = np.random.default_rng(26)

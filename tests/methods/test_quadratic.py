@@ -130,7 +130,7 @@ def test_task_and_means_are_exact_for_any_share(share):
 @quietly
 @pytest.mark.parametrize("dtype", [int, bool, str])
 @pytest.mark.parametrize("kind", ["moments", "folds", "folds of all"])
-def test_a_mapping_of_classes_is_the_same(kind, dtype, tmp_path):
+def test_a_mapping_of_classes_is_the_same(kind, dtype):
     """Classes are NumPy scalars."""
     X, labels = data()
     z, y = (labels["z"] == "b").astype(dtype), labels["y"]
@@ -141,8 +141,7 @@ def test_a_mapping_of_classes_is_the_same(kind, dtype, tmp_path):
         source = sf.Folds(2, by="z").update(X, {"y": y, "z": z})
     eraser = sf.quadratic(source, erase="z", keep="y")
     np.testing.assert_allclose(eraser.maps, plain.maps, atol=1e-8)
-    eraser.save(tmp_path / "e")
-    np.testing.assert_array_equal(sf.load_eraser(tmp_path / "e")(X, z), eraser(X, z))
+    np.testing.assert_allclose(eraser(X, z), plain(X, z), atol=1e-7)
 
 
 @quietly

@@ -174,16 +174,6 @@ def test_partial_residual_of_a_rank_tolerance_is_said_to_be_a_bound() -> None:
         assert residual > left - 0.01
 
 
-def test_erasing_all_dimensions_leaves_nothing_to_expect() -> None:
-    data = draw_data(17, kz=2)
-    u = data.x @ np.eye(8)[:, :7] + data.y[:, :1]
-    moments = sf.Moments().update(data.x, {"z": data.z, "u": u})
-    found = report(sf.leace(moments, erase=["z", "u"]))
-    assert found.rank == 8
-    assert [v.expected for v in found.variables] == [0.0, 0.0]
-    assert "no association" not in found.explain()
-
-
 # --- showing and storing it ----------------------------------------------------------------------
 
 

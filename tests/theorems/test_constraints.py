@@ -62,38 +62,10 @@ def test_units_of_each_feature_do_not_matter(
 
 
 @many
-@given(seed=st.integers(0, 2**20), kappa=st.sampled_from([1.0, 30.0, 1e3]))
-@pytest.mark.parametrize("method", ["splince", "leace"])
-def test_commutes_with_any_affine_map_of_the_features(method: str, seed: int, kappa: float) -> None:
-    data = draw_data(seed)
-    rng = np.random.default_rng(seed)
-    bases = [np.linalg.qr(rng.normal(size=(8, 8)))[0] for _ in range(2)]
-    mixing = (bases[0] * np.geomspace(1, kappa, 8)) @ bases[1]
-    moved = Data(data.x @ mixing.T + rng.normal(size=8), data.z, data.y)
-    expected = mixing @ change(erase(method, data.moments())) @ np.linalg.inv(mixing)
-    bound = (slack(data) + slack(moved)) * kappa
-    assert_same(change(erase(method, moved.moments())), expected, bound)
-
-
-@many
-@given(seed=st.integers(0, 2**20))
-def test_sal_commutes_with_rotations_and_with_nothing_else(seed: int) -> None:
-    """A change of units is the control: SAL depends on the units of the features."""
-    data = draw_data(seed)
-    turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(8, 8)))[0]
-    plain = change(erase("sal", data.moments()))
-    for mixing in (turn, turn * np.geomspace(1, 30, 8), np.diag(np.geomspace(1, 100, 8))):
-        moved = Data(data.x @ mixing.T, data.z, data.y)
-        expected = mixing @ plain @ np.linalg.inv(mixing)
-        error = np.linalg.norm(change(erase("sal", moved.moments())) - expected)
-        assert (error <= slack(data)) == (mixing is turn)
-
-
-@many
 @given(
     seed=st.integers(0, 2**20),
     columns=st.integers(2, 12),
-    exponent=st.integers(-9, 9),
+    exponent=st.integers(-100, 100),
     role=st.sampled_from(["z", "y"]),
 )
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
