@@ -98,8 +98,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("n_fits", [200, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("case", "n_fits"),
+    [
+        *((case, 200) for case in ("rare, few rows", "rare, wide", "four")),
+        *(pytest.param(case, 2000, marks=pytest.mark.slow) for case in CASES),
+    ],
+)
 def test_certificate_covers(case: str, n_fits: int) -> None:
     # Three standard deviations of a fraction of .95 below the nominal level for few fits.
     least = 0.94 if n_fits == 2000 else 0.95 - 3 * (0.95 * 0.05 / n_fits) ** 0.5
@@ -206,26 +211,23 @@ def test_classes_divide_delta_and_the_widest_counts() -> None:
     assert max(limits) > 1.2 * limits[0]  # control: the widest class is not the first
 
 
+@pytest.mark.parametrize(("wide", "some"), [(3.0, 200), (9.0, 3)])  # 3: g is far below p
 def test_noise_of_many_features_is_estimated_from_random_directions(
-    monkeypatch: pytest.MonkeyPatch,
+    wide: float, some: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 4 standard errors, sqrt(2 / (128 g)) of tau for g degrees of freedom each."""
-    for p in (
-        rare(0.1, 4000, 200, wide=(1.0, 3.0)),
-        rare(0.1, 4000, 200, wide=(1.0, 9.0), some=3),  # g is far below p
-    ):
-        X, z = p.draw(np.random.default_rng(1))
-        X = np.hstack([X, X[:, :20]])  # of rank 200 in 220 features
-        moments = sf.Moments(by="z").update(X, {"z": z})
-        found = sf.leace(moments, erase="z").report.variables[0].noise
-        with monkeypatch.context() as patch:
-            patch.setattr(statistics, "_PROBES", 200)
-            exact = sf.leace(moments, erase="z").report.variables[0].noise
-        error = 4 * (2 / (128 * exact.degrees[0])) ** 0.5
-        assert found.taus[0] == pytest.approx(exact.taus[0], rel=error)
-        assert found.degrees[0] == pytest.approx(exact.degrees[0], rel=4 * error)
-        assert found.taus[0] != exact.taus[0]
-        assert certificate(found, 0.05) == pytest.approx(certificate(exact, 0.05), rel=error)
+    X, z = rare(0.1, 2000, 150, wide=(1.0, wide), some=some).draw(np.random.default_rng(1))
+    X = np.hstack([X, X[:, :20]])  # of rank 150 in 170 features
+    moments = sf.Moments(by="z").update(X, {"z": z})
+    found = sf.leace(moments, erase="z").report.variables[0].noise
+    with monkeypatch.context() as patch:
+        patch.setattr(statistics, "_PROBES", 200)
+        exact = sf.leace(moments, erase="z").report.variables[0].noise
+    error = 4 * (2 / (128 * exact.degrees[0])) ** 0.5
+    assert found.taus[0] == pytest.approx(exact.taus[0], rel=error)
+    assert found.degrees[0] == pytest.approx(exact.degrees[0], rel=4 * error)
+    assert found.taus[0] != exact.taus[0]
+    assert certificate(found, 0.05) == pytest.approx(certificate(exact, 0.05), rel=error)
 
 
 RARE = rare(0.06, 1500, 20, gap=2.0)

@@ -143,8 +143,17 @@ def assert_predicted(x: Float, z: Labels, y: Labels, shrinkage: Any, figures: in
     assert held_out[1] > slack[1]
 
 
-@pytest.mark.parametrize("shrinkage", [None, "oas"])
-@pytest.mark.parametrize("kind", ["gaussian", "heavy", "rare"])
+@pytest.mark.parametrize(
+    ("kind", "shrinkage"),
+    [
+        ("gaussian", None),
+        ("rare", "oas"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("gaussian", "oas"), ("heavy", None), ("heavy", "oas"), ("rare", None))
+        ),
+    ],
+)
 def test_figures_predict_held_out_rows(kind: str, shrinkage: str | None) -> None:
     # The share kept is in units of deviations: features that are dead in a fold have none.
     assert_predicted(*kind_of_rows(kind, 8000), shrinkage, figures=2 if kind == "rare" else 3)
@@ -192,14 +201,6 @@ def test_figures_predict_held_out_rows_of_real_data(
 # --- folds, and expected R^2 in held-out rows ----------------------------------------------------
 
 
-def classes(n: int = 600, d: int = 8, seed: int = 0) -> tuple[Float, NDArray[Any], NDArray[Any]]:
-    rng = np.random.default_rng(seed)
-    z = rng.integers(0, 3, n)
-    y = np.where(rng.random(n) < 0.7, z % 2, rng.integers(0, 2, n))
-    x = rng.normal(size=(n, d)) + rng.normal(size=(3, d))[z] + rng.normal(size=(2, d))[y]
-    return x, y, z
-
-
 def two_folds(x: Float, **labels: Any) -> Folds:
     return Folds(2).update(x, labels)
 
@@ -218,7 +219,7 @@ def test_a_fit_factors_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(scatter, *args, **options)
 
     monkeypatch.setattr(factors, "dense", counted)
-    x, y, z = classes()
+    x, z, y = data(600, 8)
     fitted = sf.SPLINCE().fit(x, y, concept=z)
     assert (made, fitted.report_.held_out) == ([x.shape[1]], None)
     folds = two_folds(x, concept=z, task=y)
@@ -228,7 +229,7 @@ def test_a_fit_factors_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_groups_stay_in_one_fold() -> None:
     """Every row occurs twice: without groups, held-out rows are copies of fitted rows."""
-    x, _, z = classes(300, 60)
+    x, z, _ = data(300, 60)
     twice = np.repeat(np.arange(300), 2)
     x, z, eraser = x[twice], z[twice], sf.LEACE(shrinkage="cv")
     apart, together, names, named = (
@@ -254,7 +255,7 @@ def test_groups_stay_in_one_fold() -> None:
 
 
 def test_a_fold_without_the_concept_is_no_error() -> None:
-    x, _, z = classes()
+    x, z, _ = data(600, 8)
     z = np.zeros(len(x), int)
     z[0] = 1  # one row, which lies in one of the folds
     x[0] += 5
@@ -271,7 +272,7 @@ def test_a_fold_without_the_concept_is_no_error() -> None:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
 def test_methods_take_folds(method: str, count: int) -> None:
-    x, y, z = classes()
+    x, z, y = data(600, 8)
     folds = Folds(count).update(x, {"z": z, "y": y})
     keep = {"keep": "y"} if method == "splince" else {}
     found = getattr(sf, method)(folds, erase="z", **keep)
@@ -353,7 +354,7 @@ def formula(x: Any, z: Any) -> float:
 @pytest.mark.parametrize("name", ["z", "age", "both"])
 def test_the_expected_trace_is_that_of_the_formula(name: str) -> None:
     rng = np.random.default_rng(0)
-    x, y, z = classes()
+    x, z, y = data(600, 8)
     columns = {"z": z, "age": rng.normal(size=len(x)) + x[:, 0], "y": y}
     columns["both"] = rng.normal(size=(len(x), 2)) + x[:, :2]
     moments = sf.Moments().update(x, columns)
@@ -396,6 +397,6 @@ def test_of_balanced_classes_the_bound_is_the_figure() -> None:
 
 
 def test_too_few_rows_expect_nothing() -> None:
-    x, _, z = classes(10, 8)
+    x, z, _ = data(10, 8)
     for n, known in ((9, False), (10, True)):
         assert (report_of(x[:n], z[:n]).variables[0].expected is not None) == known

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from problems import METHODS, erase, ignored, report, told
+from problems import METHODS, erase, ignored, report
 
 import splince_fast as sf
 from splince_fast.exceptions import (
@@ -20,13 +20,10 @@ from splince_fast.exceptions import (
     InfeasibleError,
     InputError,
     LabelError,
-    ManyClassesWarning,
     NonFiniteError,
     NotEnoughDataError,
-    NothingErasedWarning,
     SplinceError,
     UnknownVariableError,
-    UnseenRowsWarning,
 )
 
 N = 400
@@ -165,6 +162,8 @@ def states() -> Iterator[Mistake]:
     )
     yield partial(sf.leace, SNAPSHOT, erase="w"), UnknownVariableError, "'z', 'y'"
     yield sf.Moments().factored, NotEnoughDataError, "update"
+    one_row = sf.Moments().update(np.ones((1, 4)), {"z": [1], "y": [0.5]})
+    yield partial(sf.leace, one_row, erase="z"), ConstantVariableError, "'z'"
     yield partial(MOMENTS.factored, solver="qr"), InputError, "solver"
     yield partial(MOMENTS.factored, "cv"), InputError, "chosen on folds"
     yield partial(FEW.factored, solver="cholesky"), SplinceError, "solver='auto'"
@@ -304,21 +303,3 @@ def test_the_error_names_the_mistake(call: Any, error: Any, text: str) -> None:
     for _ in range(2):  # the first refusal leaves the arguments as they were
         with pytest.raises(error, match=text):
             call()
-
-
-@pytest.mark.parametrize("name", ["leace", "sal", "mean_projection"])
-def test_an_eraser_of_all_dimensions_warns(name: str) -> None:
-    with pytest.warns(ManyClassesWarning, match="removes all 6 dimensions"):
-        eraser = erase(name, updated(X, {"z": IDS}))
-    assert np.ptp(eraser(X), axis=0).max() < 1e-9
-    for moments in (MOMENTS, updated(X, {"z": IDS}, kinds={"z": "classes"})):  # controls
-        assert not told(erase, name, moments)[1]
-
-
-@ignored("ManyClassesWarning")
-def test_few_rows_and_constant_rows_are_named() -> None:
-    with pytest.warns(UnseenRowsWarning, match="only 2 rows per dimension"):
-        sf.leace(sf.Moments().update(X[:2], {"z": ["a", "b"]}), erase="z")
-    for name in ("leace", "sal"):
-        with pytest.warns(NothingErasedWarning, match="all features of x are constant"):
-            erase(name, updated(np.full((N, 6), 0.1)))

@@ -459,7 +459,7 @@ def correlation_error(p: Data, rows: Float) -> float:
     return float(np.abs(error / p.x.std(axis=0)[:, None]).max())
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", [oracle, quadratic, repair])
 def test_constraints_hold_in_any_units_or_are_refused(method: Any, count: int) -> None:
     outcomes: Counter[str] = Counter()
