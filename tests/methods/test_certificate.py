@@ -14,6 +14,8 @@ import splince_fast as sf
 from splince_fast._solve.held_out import certificate
 from splince_fast.moments import statistics
 
+SLOW = pytest.mark.slow
+
 
 class Population(NamedTuple):
     """Classes of fractions q, n rows: x = gap e_c + noise in class c > 0, of deviation `wide`."""
@@ -102,7 +104,7 @@ CASES = {
     ("case", "n_fits"),
     [
         *((case, 200) for case in ("rare, few rows", "rare, wide", "four")),
-        *(pytest.param(case, 2000, marks=pytest.mark.slow) for case in CASES),
+        *(pytest.param(case, 2000, marks=SLOW) for case in CASES),
     ],
 )
 def test_certificate_covers(case: str, n_fits: int) -> None:
@@ -139,7 +141,7 @@ def half(moments: sf.Moments, _: Population) -> float:
         ("equal", 60, half, 0.8),
         ("rare, few rows", 200, plug_in, 0.89),  # without leverage
         # with degrees of freedom of directions that are not wide
-        pytest.param("rare, wide in one feature", 2000, plug_in, 0.92, marks=pytest.mark.slow),
+        pytest.param("rare, wide in one feature", 2000, plug_in, 0.92, marks=SLOW),
     ],
 )
 def test_control_smaller_bounds_are_missed(case: str, n_fits: int, bound: Any, most: float) -> None:
@@ -236,16 +238,18 @@ RARE = rare(0.06, 1500, 20, gap=2.0)
 @pytest.mark.parametrize(
     ("p", "by", "labelled", "least", "most"),
     [
+        (Population(2000, 60, gap=4.0), None, 0.1, 0.85, 1.15),
         *(
-            (Population(2000, 60, gap=4.0), None, labelled, 0.85, 1.15)
-            for labelled in (1, 0.5, 0.1)
+            pytest.param(Population(2000, 60, gap=4.0), None, labelled, 0.85, 1.15, marks=SLOW)
+            for labelled in (1, 0.5)
         ),
         (RARE, None, 1, 0.9, 1.1),
         (CASES["rare, wide"], "z", 1, 0.85, 1.15),
         # The ranks of all erased variables count.
+        (Population(300, 12, gap=7.0, others=9), None, 1, 0.8, 1.2),
         *(
-            (Population(300, 12, gap=7.0, others=others), by, 1, 0.8, 1.2)
-            for others, by in ((1, None), (6, "z"), (9, None), (9, "z"))
+            pytest.param(Population(300, 12, gap=7.0, others=k), by, 1, 0.8, 1.2, marks=SLOW)
+            for k, by in ((1, None), (6, "z"), (9, "z"))
         ),
         # Controls: equal class covariances are what the figure needs without by=.
         (RARE._replace(wide=(1.0, 3.0)), None, 1, 0, 0.6),

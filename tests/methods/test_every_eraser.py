@@ -39,8 +39,15 @@ def splince(source: Any = None, **options: Any) -> sf.Projection:
     return sf.splince(source or moments(), erase="z", keep="y", **options)
 
 
-def folds() -> sf.Folds:
-    return sf.Folds(2).update(ROWS.x, {"z": ROWS.z, "y": ROWS.y})
+def oracle(source: Any = None, **options: Any) -> sf.ConditionalEraser:
+    return sf.oracle(source or moments(), erase="z", **options)
+
+
+def quadratic(**options: Any) -> sf.ConditionalEraser:
+    return sf.quadratic(moments(by="z"), erase="z", **options)
+
+
+FOLDS = sf.Folds(2).update(ROWS.x, {"z": ROWS.z, "y": ROWS.y})
 
 
 EXACT = "'z' is erased exactly from these rows: no linear predictor does better than a constant"
@@ -53,7 +60,7 @@ KINDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "LEACE": (EXPECTED, leace),
     "SPLINCE": (EXPECTED, splince),
     "classes": (EXPECTED, lambda: sf.leace(moments(by="z"), erase="z")),
-    "folds": (EXPECTED, lambda: splince(folds())),
+    "folds": (EXPECTED, lambda: splince(FOLDS)),
     "strength": (EXPECTED, lambda: splince(strength=0.3)),
     "SAL": (EXACT, lambda: sf.sal(moments(), erase="z")),
     "SAL that keeps": (EXACT, lambda: sf.sal(moments(), erase="z", keep="y")),
@@ -63,18 +70,12 @@ KINDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "variances": (EXACT, lambda: sf.leace(moments(covariance_type="diag"), erase="z")),
     "few rows": (EXACT, lambda: splince(moments(FEW))),
     "few rows, null space": (EXACT, lambda: splince(moments(FEW), null_space="drop")),
-    "oracle": (EXACT, lambda: sf.oracle(moments(), erase="z")),
-    "oracle that keeps": (EXACT, lambda: sf.oracle(moments(), erase="z", keep="y")),
-    "oracle, shrunk": (
-        EXACT,
-        lambda: sf.oracle(moments().factored(shrinkage=0.5), erase="z", keep="y"),
-    ),
-    "oracle, variances": (
-        EXACT,
-        lambda: sf.oracle(moments(covariance_type="diag"), erase="z"),
-    ),
-    "quadratic": (QUADRATIC, lambda: sf.quadratic(moments(by="z"), erase="z")),
-    "quadratic that keeps": (QUADRATIC, lambda: sf.quadratic(moments(by="z"), erase="z", keep="y")),
+    "oracle": (EXACT, oracle),
+    "oracle that keeps": (EXACT, lambda: oracle(keep="y")),
+    "oracle, shrunk": (EXACT, lambda: oracle(moments().factored(shrinkage=0.5), keep="y")),
+    "oracle, variances": (EXACT, lambda: oracle(moments(covariance_type="diag"))),
+    "quadratic": (QUADRATIC, quadratic),
+    "quadratic that keeps": (QUADRATIC, lambda: quadratic(keep="y")),
     "rank_tol": ("'z' is not erased entirely: the fraction", lambda: leace(rank_tol=0.9)),
     "partial": (HALF, lambda: leace().scaled(0.5)),
     "partial that keeps": (HALF, lambda: splince().scaled(0.5)),

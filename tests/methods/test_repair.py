@@ -21,7 +21,6 @@ from problems import (
     EPS,
     Data,
     Float,
-    assert_erased_in_mean,
     covariance,
     draw_data,
     erase,
@@ -37,7 +36,6 @@ from problems import (
 
 import splince_fast as sf
 from splince_fast import exceptions as errors
-from splince_fast.baselines import INLP
 from splince_fast.exceptions import PrecisionWarning, SplinceError
 
 
@@ -186,18 +184,6 @@ def test_control_the_repair_of_sal_is_not_splince() -> None:
     assert moved(clean, data.x) > 1.001 * report(splince).distortion
 
 
-def test_a_repair_leaves_linear_predictors_what_they_read() -> None:
-    """Of a concept that INLP left a trace of, and of one that it removed."""
-    data = draw_data(1, n=600, d=10, kz=2, ky=1, kappa=10.0)
-    before, z = data.moments(), data.z.astype(float)
-    eraser = INLP(max_rank=2, random_state=0).fit(data.x, concept=data.z).projection_
-    for t in (eraser(data.x), sf.sal(before, erase="z")(data.x)):
-        clean = sf.repair(moments_of(t, data), before=before, keep="y")(t)
-        unread = [residue(z, rows) for rows in (t, clean)]
-        np.testing.assert_allclose(unread[1], unread[0], atol=1e-9)
-    assert_erased_in_mean(clean, data.z)  # class means that are equal stay equal
-
-
 # --- rounding of the eraser is not read ----------------------------------------------------------
 
 
@@ -241,10 +227,11 @@ def exact_rank(matrix: Any) -> int:
     return rank
 
 
-def test_feasibility_is_decided_as_exact_arithmetic_does() -> None:
-    """Integer rows through integer maps; 500 of 500, of both kinds."""
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_feasibility_is_decided_as_exact_arithmetic_does(count: int) -> None:
+    """Integer rows through integer maps; all of them, of both kinds."""
     rng, decided = np.random.default_rng(6), {True: 0, False: 0}
-    while sum(decided.values()) < 500:
+    while sum(decided.values()) < count:
         d, k, n = rng.integers(2, 5), rng.integers(1, 4), 12
         x = rng.integers(-4, 5, (n, d))
         y = x @ rng.integers(-1, 2, (d, k)) + rng.integers(-1, 2, (n, k))
@@ -269,7 +256,7 @@ def test_feasibility_is_decided_as_exact_arithmetic_does() -> None:
             found = False
         assert found == feasible, (x, t, y)
         decided[feasible] += 1
-    assert min(decided.values()) > 50
+    assert min(decided.values()) > count / 10
 
 
 def test_the_error_names_the_combination_that_is_lost() -> None:
