@@ -275,12 +275,8 @@ def test_features_whose_squares_underflow_are_refused(method: str, some: bool) -
     def fit(rows: Any) -> sf.Projection:
         return erase(method, sf.Moments().update(rows, {"z": z, "y": y}))  # type: ignore[no-any-return]
 
-    for rows, text in (
-        (X * units, "0, 1"),
-        (pd.DataFrame(X * units, columns=[*"abcd"]), "'a', 'b'"),
-    ):
-        with pytest.raises(errors.InputError, match=rf"\({text}.*underflow.*Multiply"):
-            fit(rows)
+    with pytest.raises(errors.InputError, match=r"\('a', 'b'.*underflow.*Multiply"):
+        fit(pd.DataFrame(X * units, columns=[*"abcd"]))
     # Controls: other units, and constants, however small.
     assert fit(X * np.where(units < 1.0, units * 1e150, 1.0)).rank == 1
     assert fit(X * (units == 1.0) + 1e-170 if some else X).rank == 1

@@ -167,9 +167,8 @@ def states() -> Iterator[Mistake]:
     yield partial(MOMENTS.factored, solver="qr"), InputError, "solver"
     yield partial(MOMENTS.factored, "cv"), InputError, "chosen on folds"
     yield partial(FEW.factored, solver="cholesky"), SplinceError, "solver='auto'"
-    for method in ("splince", "leace"):
-        solve = partial(erase, method, FEW, solver="cholesky")
-        yield solve, SplinceError, r"solver='auto'.*shrinkage"
+    solve = partial(sf.leace, FEW, erase="z", solver="cholesky")
+    yield solve, SplinceError, r"solver='auto'.*shrinkage"
     estimator = sf.LEACE(shrinkage="cv")
     yield partial(estimator.partial_fit, X, concept=Z), InputError, "chosen on folds"
     from_moments = partial(sf.LEACE.from_moments, MOMENTS, erase="z", shrinkage="cv")

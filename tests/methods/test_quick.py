@@ -37,9 +37,6 @@ def test_one_call_is_the_three_steps(method: str) -> None:
     clean, eraser = sf.erase(X, Z, keep, method)
     np.testing.assert_array_equal(eraser.matrix(), expected.matrix())
     np.testing.assert_array_equal(clean, expected(X))
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-    tensors = [None if a is None else torch.from_numpy(a) for a in (X, Z, keep)]
-    assert torch.equal(sf.erase(*tensors, method)[0], torch.from_numpy(clean))
 
 
 def test_the_default_keeps_what_is_to_be_kept() -> None:
