@@ -180,9 +180,14 @@ def test_only_features_that_rarely_fire_warn(kind: str, warns: bool) -> None:
 @sensitive
 @pytest.mark.parametrize(
     ("name", "shrinkage"),
-    [("professions_word2vec", "oas"), ("professions_smollm2", None), ("professions_smollm2", "oas"),
-     ("bug_profession_gender", None), ("bug_profession_gender", "oas")],
-)  # fmt: skip
+    [
+        ("professions_word2vec", "oas"),
+        ("bug_profession_gender", None),
+        pytest.param("professions_smollm2", None, marks=pytest.mark.slow),
+        pytest.param("professions_smollm2", "oas", marks=pytest.mark.slow),
+        pytest.param("bug_profession_gender", "oas", marks=pytest.mark.slow),
+    ],
+)
 def test_figures_predict_held_out_rows_of_real_data(
     real_data: Callable[[str], Path], name: str, shrinkage: str | None
 ) -> None:
