@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import settings
 from naive_model import FUZZ
 from numpy.typing import NDArray
@@ -207,3 +208,18 @@ def two_labels(rng: np.random.Generator, x: Float) -> dict[str, Any]:
 def assert_erased_in_mean(clean: Float, z: NDArray[np.int64]) -> None:
     means = np.array([clean[z == c].mean(axis=0) for c in np.unique(z)])
     assert np.ptp(means, axis=0).max() < 1e-11
+
+
+def least_change(s: Float, span: Float, target: Float, weight: Float) -> Float:
+    """argmin tr(M E S E^T) subject to E span = target for M = `weight`: all entries as unknowns.
+
+    Neither whitening nor a pseudo-inverse of S, which may be singular: a particular solution plus
+    the null space of the constraints, as the least squares of one linear system.
+    """
+    start = np.linalg.lstsq(span.T, target.T, rcond=1e-9)[0].T
+    free = scipy.linalg.null_space(span.T, rcond=1e-9)
+    # E = start + Y free^T; the gradient M (start S + Y free^T S) free vanishes.
+    hessian = np.kron(free.T @ s @ free, weight)
+    gradient = (weight @ start @ s @ free).T
+    y = np.linalg.lstsq(hessian, -gradient.reshape(-1), rcond=1e-12)[0].reshape(gradient.shape)
+    return np.asarray(start + y.T @ free.T)

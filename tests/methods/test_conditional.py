@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -144,40 +143,12 @@ def test_composition_and_folding(fitted: Fitted) -> None:
         eraser.fold_into(np.eye(D))
 
 
-@pytest.mark.parametrize("kind", ["class maps", "shifts", "shifts and a map without labels"])
-def test_files_keep_every_bit(kind: str, tmp_path: Path) -> None:
-    eraser, X, labels = fit("class maps" if kind == "class maps" else "shifts")
-    if kind.endswith("labels"):
-        eraser = fit("shifts", missing="splince")[0]
-        labels = {"z": np.where(np.arange(N) % 5 > 0, labels["z"], None)}
-        assert eraser.fallback is not None
-        assert np.array_equal(eraser(X, labels)[::5], eraser.fallback(X[::5]))
-    path = tmp_path / "z.safetensors"
-    eraser.save(path)
-    for loaded in (sf.ConditionalEraser.load(path), sf.load_eraser(path)):
-        assert isinstance(loaded, sf.ConditionalEraser)
-        assert isinstance(loaded, sf.Eraser)
-        assert np.array_equal(loaded(X, labels), eraser(X, labels))
-        assert (loaded.report, loaded.method) == (eraser.report, eraser.method)
-    with pytest.raises(FileFormatError, match="conditional"):
-        sf.Projection.load(path)
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(FileFormatError):
-        sf.ConditionalEraser.load(path)
-
-
-def test_other_suffixes_are_refused_before_a_file_is_written(tmp_path: Path) -> None:
-    eraser = fit("shifts", missing="splince")[0]
-    for one in (eraser, eraser.fallback):
-        assert one is not None
-        for name in ("a.onnx", "a.pt", "a.SAFETENSORS", "a.npz", "a.v2"):
-            with pytest.raises(InputError, match=r"\.safetensors.*ONNX"):
-                one.save(tmp_path / name)
-        assert not list(tmp_path.iterdir())
-        for name in ("a", "a.safetensors"):  # control
-            one.save(tmp_path / name)
-            assert type(sf.load_eraser(tmp_path / name)) is type(one)
-            (tmp_path / name).unlink()
+def test_rows_without_a_label_go_by_the_fallback() -> None:
+    eraser, X, labels = fit("shifts", missing="splince")
+    clean = eraser(X, {"z": np.where(np.arange(N) % 5 > 0, labels["z"], None)})
+    assert eraser.fallback is not None
+    np.testing.assert_array_equal(clean[::5], eraser.fallback(X[::5]))
+    np.testing.assert_array_equal(clean[1::5], eraser(X, labels)[1::5])
 
 
 def test_maps_and_shifts_that_do_not_fit_are_refused(fitted: Fitted, tmp_path: Path) -> None:
@@ -203,16 +174,8 @@ def test_maps_and_shifts_that_do_not_fit_are_refused(fitted: Fitted, tmp_path: P
             sf.load_eraser(tmp_path / "e")
 
 
-def test_copies_are_read_only(fitted: Fitted) -> None:
-    for eraser in (fitted[0], pickle.loads(pickle.dumps(fitted[0]))):
-        for array in (eraser.shifts[0].matrix, eraser.maps):
-            assert array is None or not array.flags.writeable
-
-
 def test_report_in_words(fitted: Fitted) -> None:
     report = fitted[0].report
     assert report is not None
-    assert "for every row" in report.explain()
     assert "may be unlawful" in report.explain()
     assert "needs the label of every row" in str(report)
-    assert sf.Report.from_dict(report.to_dict()) == report

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from problems import (
     EPS,
     METHODS,
     assert_constraints,
-    assert_same,
-    change,
-    conditions,
     draw_data,
     erase,
     ignored,
     indicators,
-    many,
     moved,
     report,
     sensitive,
@@ -127,14 +120,6 @@ def test_two_rows_or_one_feature(n: int, d: int, dtype: Any) -> None:
             erase(method, moments)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_no_row_and_one_row_have_no_concept(method: str) -> None:
-    with pytest.raises(errors.ConstantVariableError, match="'z'"):
-        erase(method, sf.Moments().update(np.ones((1, 4)), {"z": [1], "y": [0.5]}))
-    with pytest.raises((errors.NotEnoughDataError, errors.UnknownVariableError)):
-        erase(method, sf.Moments())
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_more_classes_than_the_support_has_room_for(dtype: Any) -> None:
     """rank z + rank y above rank S: with n < d every function of the rows is linear in x."""
@@ -166,12 +151,13 @@ def test_rows_without_a_trace_erase_nothing_and_say_so(method: str, scale: float
         x += [1.0, -3.0, 1e6, 0.0, 0.1, 1e-6]
     y = x[order, 0] if scale else np.arange(600) % 3
     moments = sf.Moments().update(x[order], {"z": z[order], "y": y})
-    with pytest.warns(errors.NothingErasedWarning, match="'z'"):
+    text = "association with 'z'" if scale else "all features of x are constant"
+    with pytest.warns(errors.NothingErasedWarning, match=text) as caught:
         eraser = erase(method, moments)
     assert (eraser.rank, report(eraser).distortion) == (0, 0.0)
     np.testing.assert_array_equal(eraser.matrix(), np.eye(6))
     np.testing.assert_array_equal(eraser(x), x)
-    assert report(eraser).warnings
+    assert report(eraser).warnings == tuple(str(entry.message) for entry in caught)
 
 
 @pytest.mark.parametrize("keep", [None, "y"])
@@ -188,33 +174,6 @@ def test_constant_rows_and_classes_that_are_points(keep: str | None) -> None:
     assert oracle.report.distortion == 0.0
 
 
-# --- solvers -------------------------------------------------------------------------------------
-
-
-@many
-@given(
-    seed=st.integers(0, 2**20), d=st.integers(5, 40), kappa=st.sampled_from([1.0, 1e4, 1e8, 1e12])
-)
-@pytest.mark.parametrize("method", ["splince", "leace"])
-def test_solvers_agree(method: str, seed: int, d: int, kappa: float) -> None:
-    data = draw_data(seed, d=d, kappa=kappa)
-    erasers = [erase(method, data.moments(), solver=s) for s in ("auto", "cholesky", "eigh")]
-    np.testing.assert_array_equal(erasers[0].matrix(), erasers[1].matrix())
-    assert [report(e).solver for e in erasers] == ["cholesky", "cholesky", "eigh"]
-    kappa, q, sine = conditions(*data.covariances())
-    # The same moments: only the factorisations differ.
-    bound = 16 * d * EPS * (kappa + q) / sine
-    assert_same(change(erasers[2]), change(erasers[1]), bound)
-
-
-@pytest.mark.parametrize("method", ["splince", "leace"])
-def test_cholesky_refuses_a_singular_covariance(method: str) -> None:
-    data = draw_data(0, n=10, d=20, kz=2, ky=1)
-    with pytest.raises(sf.SplinceError, match=r"solver='auto'.*shrinkage"):
-        erase(method, data.moments(), solver="cholesky")
-    assert erase(method, data.moments(), solver="cholesky", shrinkage=0.1).rank == 1
-
-
 def test_directions_across_constant_features_are_kept_when_the_null_space_is_dropped() -> None:
     rng = np.random.default_rng(0)
     z = rng.integers(0, 2, 300)
@@ -229,17 +188,6 @@ def test_directions_across_constant_features_are_kept_when_the_null_space_is_dro
 
 
 # --- concepts that are rare, small, constant, repeated ------------------------------------------
-
-
-@pytest.mark.parametrize("unit", [1e-100, 1e-9, 1e-3, 1.0, 1e9, 1e100])
-@pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
-def test_units_of_continuous_variables_do_not_matter(method: str, unit: float) -> None:
-    rng = np.random.default_rng(16)
-    x = rng.normal(size=(300, 5))
-    z, y = x[:, 0] + rng.normal(size=300), x[:, 1] + x[:, 0] + rng.normal(size=300)
-    found = erase(method, sf.Moments().update(x, {"z": unit * z, "y": y / unit}))
-    expected = erase(method, sf.Moments().update(x, {"z": z, "y": y}))
-    assert_same(change(found), change(expected), 1e-11)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1e9, -1e-9])
@@ -327,12 +275,8 @@ def test_features_whose_squares_underflow_are_refused(method: str, some: bool) -
     def fit(rows: Any) -> sf.Projection:
         return erase(method, sf.Moments().update(rows, {"z": z, "y": y}))  # type: ignore[no-any-return]
 
-    for rows, text in (
-        (X * units, "0, 1"),
-        (pd.DataFrame(X * units, columns=[*"abcd"]), "'a', 'b'"),
-    ):
-        with pytest.raises(errors.InputError, match=rf"\({text}.*underflow.*Multiply"):
-            fit(rows)
+    with pytest.raises(errors.InputError, match=r"\('a', 'b'.*underflow.*Multiply"):
+        fit(pd.DataFrame(X * units, columns=[*"abcd"]))
     # Controls: other units, and constants, however small.
     assert fit(X * np.where(units < 1.0, units * 1e150, 1.0)).rank == 1
     assert fit(X * (units == 1.0) + 1e-170 if some else X).rank == 1
@@ -362,9 +306,7 @@ def test_distortion_is_never_negative_where_features_nearly_copy_others() -> Non
 
 @ignored("SplinceWarning")
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
-def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(
-    strength: float, tmp_path: Path
-) -> None:
+def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(strength: float) -> None:
     infeasible = 0
     for exponent in np.linspace(-15, -6, 19):
         rng = np.random.default_rng(0)
@@ -379,6 +321,5 @@ def test_a_task_that_nearly_is_a_function_of_the_concept_has_a_report(
             continue
         assert str(report(eraser))
         assert report(eraser).explain()
-        eraser.save(tmp_path / "e")
-        assert sf.Projection.load(tmp_path / "e").report == eraser.report
+        assert sf.Report.from_dict(report(eraser).to_dict()) == report(eraser)
     assert infeasible < 15

@@ -69,6 +69,13 @@ def test_features_that_do_not_give_the_label_are_not() -> None:
         (within[:, 0], "job"),
     ):
         assert not named(column, erase)
+    assert not named(Z, "z", labels={"z": np.where(np.arange(N) % 5 == 0, None, Z)})
+    # One class, or one row, holds nearly all of the variance; the other rows tell them apart.
+    for far, dtype in ((-999.0, np.float64), (-99_999.0, np.float32)):
+        assert not named(np.where(CODE == 2, far, CODE + RNG.random(N)), "job", dtype=dtype)
+    outlier = np.where(np.arange(N) == 5, 1e6, AGE)
+    column = np.where(outlier == 1e6, outlier, X[:, 0])
+    assert not named(column, "age", labels={"age": outlier})
 
 
 @pytest.mark.parametrize("options", [{}, {"subsample": 0.5}], ids=str)
@@ -86,26 +93,11 @@ def test_indicators_of_the_classes_are_named_together(classes: int, options: Any
             assert f"feature(s) {names} equal the label 'z'" in text
 
 
-def test_few_rows_and_missing_labels_are_no_evidence() -> None:
-    for rare, known in ((9, False), (10, True)):  # control: ten rows of each class
-        few = np.array([0] * 30 + [1] * rare)
-        assert bool(named(few, "z", labels={"z": few})) == known
-    assert not named(Z, "z", labels={"z": np.where(np.arange(N) % 5 == 0, None, Z)})
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_outliers_that_label_and_feature_share_are_no_evidence(dtype: Any) -> None:
-    """One class, or one row, holds nearly all of the variance; the other rows tell them apart."""
-    code = np.where(CODE == 2, -999.0 if dtype is np.float64 else -99_999.0, CODE + RNG.random(N))
-    assert not named(code, "job", dtype=dtype)
-    far = np.where(np.arange(N) == 5, 1e6, AGE)
-    if dtype is np.float64:  # float32 rows do not resolve the others beside it
-        assert not named(np.where(far == 1e6, far, X[:, 0]), "age", labels={"age": far})
-
-
 @pytest.mark.parametrize("rare", [1, 9, 10])
-def test_indicators_of_a_rare_class_are_no_evidence(rare: int) -> None:
+def test_fewer_than_ten_rows_of_a_class_are_no_evidence(rare: int) -> None:
     one = (np.arange(N) < rare).astype(float)
+    few = np.array([0] * 30 + [1] * rare)
+    assert bool(named(few, "z", labels={"z": few})) == (rare == 10)
     for indicators in (np.column_stack([one, Z, np.ones(N)]), 1.0 - one[:, None]):
         assert bool(named(one, "z", labels={"z": indicators})) == (rare == 10)
 
@@ -166,6 +158,7 @@ def test_ages_and_identifiers_in_eight_dimensions(method: Any, values: int) -> N
     ):
         eraser, notes = notes_of(method, sf.Moments(kinds=kinds).update(x, {"age": column}), "age")
         assert (eraser.rank, notes) == (rank, [])
+    assert sf.MeanProjection().fit(x, concept=quantity).projection_.rank == 8  # without a warning
 
 
 def test_half_of_the_rank_or_of_the_variance() -> None:
@@ -186,20 +179,3 @@ def test_half_of_the_rank_or_of_the_variance() -> None:
         notes = notes_of(sf.leace, sf.Moments().update(x, {"grade": quantity}), "grade")[1]
         assert ("was read as" in notes[0]) == told_of
         assert ("removes all 4 dimensions" in notes[0]) != told_of
-
-
-def test_estimator_and_shorthand_warn_as_well() -> None:
-    x, quantity = rows(8, 62)
-    for fit in (
-        lambda: sf.LEACE().fit(x, concept=quantity).projection_,
-        lambda: sf.erase(x, quantity)[1],
-        lambda: sf.SAL().fit(x, concept=quantity).projection_,
-    ):
-        with pytest.warns(
-            ManyClassesWarning, match="as 62 classes, and erasing takes 8 of 8"
-        ) as seen:
-            fit()
-        assert seen[0].filename == __file__
-    # Warnings are errors.
-    sf.LEACE(kinds={"concept": "continuous"}).fit(x, concept=quantity).projection_  # noqa: B018
-    sf.MeanProjection().fit(x, concept=quantity).projection_  # noqa: B018

@@ -5,11 +5,8 @@ Results lie within the rounding bound of `erasers.bound`.
 
 from __future__ import annotations
 
-import copy
-import pickle
 import tracemalloc
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_model import laid_out
 from numpy.typing import NDArray
-from problems import EPS, Float, draw_data, moved
+from problems import EPS, Float, draw_data, report
 
 import splince_fast as sf
 from splince_fast._runtime import erase_rows, files
-from splince_fast.exceptions import FileFormatError, InputError, NothingErasedWarning
+from splince_fast.exceptions import FileFormatError, InputError
 
 # --- what it is ----------------------------------------------------------------------------------
 
@@ -130,15 +127,6 @@ def test_what_is_refused(case: str) -> None:
 # --- applying it ---------------------------------------------------------------------------------
 
 
-def test_out_beside_the_rows_in_one_table() -> None:
-    """Two halves of the columns of one array share no memory."""
-    eraser = draw_eraser(2)
-    table = np.concatenate([rows_like("float64", 10, 7), np.zeros((10, 7))], axis=1)
-    expected = eraser(table[:, :7].copy())
-    eraser(table[:, :7], out=table[:, 7:])
-    np.testing.assert_array_equal(table[:, 7:], expected)
-
-
 TABLE, LINE = rows_like("float64", 8, 7), np.arange(20.0)
 SHARED: dict[str, tuple[NDArray[Any], NDArray[Any], str]] = {
     "a row further": (TABLE[:7], TABLE[1:], "overlaps"),
@@ -163,33 +151,26 @@ def test_out_that_shares_memory_is_refused_and_unchanged(case: str) -> None:
             draw_eraser()(X, out=out)
     np.testing.assert_array_equal(TABLE, before[0])
     np.testing.assert_array_equal(LINE, before[1])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", [0, 1, 4])
-def test_no_rows_and_one_row(rank: int, dtype: str) -> None:
-    eraser = draw_eraser(rank) if rank else sf.Projection(np.ones((7, 0)), np.ones((7, 0)), [0] * 7)
-    empty = eraser(rows_like(dtype, 0, 7))
-    assert (empty.shape, empty.dtype) == ((0, 7), result_dtype(dtype))
-    assert eraser(np.empty((0, 7)), out=np.empty((0, 7))).shape == (0, 7)
-    x = rows_like(dtype, 6, 7)
-    rows = [eraser(x[i : i + 1]) for i in range(6)]
-    np.testing.assert_array_equal(np.concatenate(rows), eraser(x))
+    halves = np.concatenate([TABLE, 0 * TABLE], axis=1)  # control: they share no memory
+    draw_eraser()(halves[:, :7], out=halves[:, 7:])
+    np.testing.assert_array_equal(halves[:, 7:], draw_eraser()(TABLE))
 
 
 @pytest.mark.parametrize("rank", [1, 3])
 def test_rows_with_nan_spoil_no_other_row(rank: int) -> None:
+    """A mask that leaves them out keeps their bits."""
     eraser, x = draw_eraser(rank), rows_like("float64", 6, 7)
     bad, others = x.copy(), np.arange(6) != 2
     bad[2, 3] = np.nan
     found = eraser(bad)
     assert np.isnan(found[2]).any()
     np.testing.assert_array_equal(found[others], eraser(x)[others])
+    masked = eraser(bad, mask=others.astype(np.float32))
+    np.testing.assert_array_equal(masked, np.where(others[:, None], found, bad))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_memmap_to_memmap_and_in_place(tmp_path: Path, dtype: str) -> None:
-    eraser, x = draw_eraser(2), rows_like(dtype, 300, 7)
+def test_memmap_to_memmap_and_in_place(tmp_path: Path) -> None:
+    eraser, x = draw_eraser(2), rows_like("float16", 300, 7)
     for name in "xy":
         np.save(tmp_path / f"{name}.npy", x)
     source, target, both = (
@@ -235,9 +216,20 @@ def stack_of(dtype: str, layout: str) -> NDArray[Any]:
     return x if layout == "C" else np.asfortranarray(x)
 
 
+def chunks_of(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erase_rows, "_CHUNK_BYTES", 4 * piece)
+    monkeypatch.setattr(erase_rows, "_PIECE_BYTES", piece)
+
+
 @pytest.mark.parametrize("layout", ["C", "tokens first", "padded", "F"])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64"])
-def test_leading_axes_and_masks(dtype: str, layout: str) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float32", "<f2", ">f2", "int64"])
+@pytest.mark.parametrize("piece", [0, 1, 4 * 7 * 2])  # bytes: less than a row, or some rows
+def test_leading_axes_and_masks(
+    dtype: str, layout: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of rows beyond one chunk."""
+    if piece:
+        chunks_of(piece, monkeypatch)
     eraser = draw_eraser(2)
     x = stack_of(dtype, layout)
     expected = eraser(np.array(x, order="C").reshape(15, 7)).reshape(x.shape)
@@ -249,39 +241,25 @@ def test_leading_axes_and_masks(dtype: str, layout: str) -> None:
     out = np.empty_like(x, dtype=expected.dtype)
     assert eraser(x, mask=mask, out=out) is out
     np.testing.assert_array_equal(out, partly)
+    assert eraser(x[:, :0], mask=mask[:, :0]).shape == (3, 0, 7)
     if x.dtype == expected.dtype:
         eraser(x, mask=mask, out=x)
         np.testing.assert_array_equal(x, partly)
 
 
-@pytest.mark.parametrize("layout", ["C", "padded"])
-@pytest.mark.parametrize("dtype", ["<f2", ">f2", "float32"])
-def test_masks_and_row_numbers_of_rows_beyond_one_chunk(
-    dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("piece", [1, 4 * 7 * 2])
+@pytest.mark.parametrize("dtype", ["<f2", ">f2"])
+def test_a_row_that_halves_cannot_hold_has_its_number_among_all_chunks(
+    dtype: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mask of each chunk, and the number in the error of a row that halves cannot hold."""
-    x = stack_of(dtype, layout)
+    chunks_of(piece, monkeypatch)
     eraser = sf.Projection(3 * np.eye(7)[:, :1], np.eye(7)[:, :1], np.zeros(7))  # x_0 to -2 x_0
-    mask = np.random.default_rng(0).random((3, 5)) < 0.5
-    mask[2, 2:4] = False, True
-    expected = np.where(mask[..., None], eraser(x), x)
-    piece = 4 * 7 * 2 if layout == "C" else 1  # some rows, or less than one
-    monkeypatch.setattr(erase_rows, "_CHUNK_BYTES", 4 * piece)
-    monkeypatch.setattr(erase_rows, "_PIECE_BYTES", piece)
-    np.testing.assert_array_equal(eraser(x, mask=mask), expected)
+    x, last = stack_of(dtype, "padded"), np.arange(15).reshape(3, 5) > 12
     x[2, 3] = 60000
-    for rows in (None, mask):
-        with pytest.raises(InputError, match="row 13 ") if x.itemsize == 2 else nullcontext():
-            eraser(x, mask=rows)
-
-
-def test_what_a_mask_hides_may_be_anything() -> None:
-    eraser, x, mask = draw_eraser(2), rows_like("float64", 6, 7), np.arange(6) != 2
-    x[2] = np.nan
-    found = eraser(x, mask=mask.astype(np.float32))
-    np.testing.assert_array_equal(found[2], x[2])
-    np.testing.assert_array_equal(found[mask], eraser(x[mask]))
-    assert eraser(np.empty((2, 0, 7)), mask=np.empty((2, 0), bool)).shape == (2, 0, 7)
+    for mask in (None, last):
+        with pytest.raises(InputError, match=r"row 13 .*float16"):
+            eraser(x, mask=mask)
+    assert np.isfinite(eraser(x.astype(np.float32))).all()  # control
 
 
 # --- threads -------------------------------------------------------------------------------------
@@ -317,17 +295,6 @@ def test_a_layer_that_leaves_its_range_is_an_error_and_no_infinity() -> None:
     far = sf.Projection(axis, axis, np.array([9e4, 0.0]))
     with pytest.raises(InputError, match="folded bias holds 9e"):
         far.fold_into(np.ones((1, 2), np.float16))
-
-
-def test_composition_removes_no_more_dimensions_than_it_has() -> None:
-    """The rank is that of I - P, also where both remove the same."""
-    eraser = many = draw_eraser(2)
-    for _ in range(7):
-        many = many @ eraser
-        np.testing.assert_allclose(many.matrix(), eraser.matrix(), atol=1e-12)
-        assert many.rank == 2
-    with pytest.raises(TypeError):
-        eraser @ 3  # type: ignore[operator]
 
 
 def test_rounded_factors_leave_the_mean_in_place() -> None:
@@ -396,23 +363,16 @@ def test_a_probe_reads_the_concept_behind_a_partial_eraser() -> None:
 
 
 def test_the_report_of_a_partial_eraser() -> None:
-    data, eraser = draw_data(0), fitted()
-    whole, part = eraser.report, eraser.scaled(0.4).report
-    assert whole is not None
-    assert part is not None
-    assert part.distortion == pytest.approx(moved(eraser.scaled(0.4)(data.x), data.x), rel=1e-9)
-    assert (whole.alpha, part.alpha, part.rho) == (1.0, 0.4, None)
+    eraser = fitted()
+    parts = eraser, eraser.scaled(1), eraser.scaled(0.4), eraser.scaled(0.5).scaled(0.5)
+    whole, same, part, again = map(report, parts)
+    assert (whole.alpha, part.alpha, again.alpha) == (1.0, 0.4, 0.25)
+    assert same == whole
     erased, kept = part.variables
-    assert (erased.residual, erased.expected) == (pytest.approx(0.6, abs=1e-9), None)
+    assert part.rho is erased.expected is None
     assert kept.residual <= kept.bound
     assert "linear probe" in str(part)
-    assert "linear probe" in part.explain()
-    assert [("no linear predictor" in r.explain()) for r in (whole, part)] == [True, False]
-    assert eraser.scaled(1).report == whole
-    again = eraser.scaled(0.5).scaled(0.5)
-    assert again.report.alpha == 0.25
-    assert again.report.variables[0].residual == pytest.approx(0.75, abs=1e-9)
-    assert "LEACE" not in again.method
+    assert again.variables[0].residual == pytest.approx(0.75, abs=1e-9)
 
 
 # --- files and copies ----------------------------------------------------------------------------
@@ -420,57 +380,6 @@ def test_the_report_of_a_partial_eraser() -> None:
 
 def fitted() -> sf.Projection:
     return sf.splince(draw_data(0).moments(), erase="z", keep="y")
-
-
-def assert_identical(a: sf.Projection, b: sf.Projection) -> None:
-    for name in ("left", "right", "mean", "offset"):
-        assert getattr(a, name).tobytes() == getattr(b, name).tobytes(), name
-    assert a.report == b.report
-    assert (a.method, a.rank) == (b.method, b.rank)
-    x = rows_like("float32", 5, a.n_features)
-    assert a(x).tobytes() == b(x).tobytes()
-
-
-def projections() -> list[sf.Projection]:
-    data = draw_data(0, n=20, d=30, kz=2, ky=1)
-    clean = sf.Moments().update(sf.sal(data.moments(), erase="z")(data.x), {"y": data.y})
-    with pytest.warns(NothingErasedWarning):
-        nothing = sf.leace(sf.Moments().update(np.ones((4, 3)), {"z": [0, 1, 0, 1]}), erase="z")
-    return [
-        fitted(),
-        sf.leace(data.moments(), erase="z", null_space="drop"),
-        sf.sal(data.moments(), erase="z"),
-        draw_eraser(3) @ draw_eraser(2, seed=1),
-        draw_eraser().astype(np.float32),
-        nothing,
-        fitted().scaled(0.3),
-        draw_eraser(2).scaled(0),
-        sf.repair(clean, before=data.moments(), keep="y"),
-    ]
-
-
-def through_a_file(eraser: sf.Projection, folder: Path) -> sf.Projection:
-    path = folder / "e.safetensors"
-    eraser.save(path)
-    sf.Projection.load(path).save(str(path))  # written again by what was read
-    return sf.Projection.load(path)
-
-
-@pytest.mark.parametrize("i", range(9))
-def test_files_give_back_every_bit(i: int, tmp_path: Path) -> None:
-    """Pickles of every protocol and copies do, too."""
-    eraser = projections()[i]
-    protocols = range(2, pickle.HIGHEST_PROTOCOL + 1)
-    restored = [
-        through_a_file(eraser, tmp_path),
-        *(pickle.loads(pickle.dumps(eraser, protocol)) for protocol in protocols),
-        copy.deepcopy(eraser),
-        copy.copy(eraser),
-    ]
-    for other in restored:
-        assert_identical(other, eraser)
-        for array in (other.left, other.right, other.mean):
-            assert not array.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -559,18 +468,6 @@ def test_tensors_in_tensors_out(torch: Any, dtype: str, rank: int, layout: str) 
     assert torch.equal(X, partly)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint8", "int8", "bool"])
-def test_tensors_of_integers_give_floats(torch: Any, dtype: str) -> None:
-    X, eraser = torch.ones((3, 7)).to(getattr(torch, dtype)), draw_eraser(2)
-    found = eraser(X)
-    assert found.dtype == torch.float64
-    np.testing.assert_array_equal(found.numpy(), eraser(X.numpy()))
-    weight = (torch.eye(7) * 3).to(X.dtype)  # 2.9 is not cut to 2
-    folded, shift = eraser.fold_into(weight)
-    assert folded.dtype == shift.dtype == (torch.float64 if dtype == "int64" else torch.float32)
-    np.testing.assert_array_equal(folded.numpy(), eraser.fold_into(weight.numpy())[0])
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients_flow_and_out_records_none(torch: Any, dtype: str) -> None:
     """`out` is written where nothing is recorded; otherwise it is an error, as in torch itself."""
@@ -613,48 +510,34 @@ def test_tensors_that_do_not_fit(torch: Any) -> None:
             eraser(rows, out=out)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", [*FLOATS, "int64", "uint8", "int8", "bool"])
 def test_folding_into_a_torch_layer(torch: Any, dtype: str) -> None:
+    """Integers become floats: 2.9 is not cut to 2."""
     eraser = draw_eraser(2)
-    layer = torch.nn.Linear(7, 4).to(getattr(torch, dtype))
-    wide = [t.detach().double().numpy() for t in (layer.weight, layer.bias)]
-    found, ulp = eraser.fold_into(layer.weight, layer.bias), torch.finfo(layer.weight.dtype).eps
-    for part, exactly in zip(found, eraser.fold_into(*wide), strict=True):
-        assert isinstance(part, torch.Tensor)
-        assert part.dtype == layer.weight.dtype
-        np.testing.assert_allclose(part.double().numpy(), exactly, rtol=ulp, atol=1e-7 * ulp)
+    numbers = (torch.arange(28).reshape(4, 7) % 5).to(getattr(torch, dtype))
+    weight = torch.nn.Parameter(numbers, requires_grad=dtype in FLOATS)
+    wide = [t.detach().double().numpy() for t in (weight, weight[:, 0])]
+    found, exactly = eraser.fold_into(weight, weight[:, 0]), eraser.fold_into(*wide)
+    result = {"int64": "float64"}.get(dtype, dtype if dtype in FLOATS else "float32")
+    for part, expected in zip(found, exactly, strict=True):
+        assert part.dtype == getattr(torch, result)
+        ulp = torch.finfo(part.dtype).eps
+        np.testing.assert_allclose(part.double().numpy(), expected, rtol=ulp, atol=1e-7 * ulp)
     with pytest.raises(InputError, match="folded"):
         sf.Projection(1e5 * np.eye(7), np.eye(7), np.ones(7)).fold_into(torch.eye(7).half())
 
 
-def test_tensors_give_the_moments_and_erasers_of_arrays(torch: Any) -> None:
-    """A negated view, which shares the memory of other numbers, included."""
-    data, directions = draw_data(0), torch.eye(8, dtype=torch.float64)[:, :2]
+def test_a_negated_view_and_directions_that_are_tensors(torch: Any) -> None:
+    """The view shares the memory of other numbers."""
+    data, directions = draw_data(0), np.eye(8)[:, :2]
     rows, z, y = map(torch.from_numpy, (-data.x, data.z, data.y))
     negated = torch.complex(rows, rows).conj().imag
     assert negated.is_neg()
     moments = sf.Moments().update(negated, {"z": z, "y": y})
-    eraser = sf.splince(moments, erase="z", keep="y")
-    np.testing.assert_array_equal(eraser.matrix(), fitted().matrix())
-    np.testing.assert_array_equal(eraser(negated).numpy(), eraser(data.x))
-    found, expected = (
-        sf.splince(moments, erase="z", keep=columns) for columns in (directions, np.eye(8)[:, :2])
-    )
-    np.testing.assert_array_equal(found.matrix(), expected.matrix())
-
-
-def test_half_precision_that_overflows_is_an_error_and_no_infinity() -> None:
-    """Erasing can lengthen a row: what float16 cannot hold is refused, without a NumPy warning."""
-    axis = np.array([[1.0], [0.0]])
-    doubling, tripling = (sf.Projection(k * axis, axis, np.zeros(2)) for k in (2, 3))
-    rows = np.array([[1.0, 1.0], [60000.0, 1.0]], np.float16)
-    assert np.isfinite(doubling(rows)).all()  # -60000 still fits
-    for dtype in ("<f2", ">f2"):
-        with pytest.raises(InputError, match=r"row 1 .* float16"):
-            tripling(rows.astype(dtype))
-    assert np.isfinite(tripling(rows.astype(np.float32))).all()
-    rows[1, 0] = np.inf  # what was infinite before is no overflow
-    assert not np.isfinite(tripling(rows)[1]).all()
+    eraser = sf.splince(moments, erase="z", keep=torch.from_numpy(directions))
+    expected = sf.splince(data.moments(), erase="z", keep=directions)
+    np.testing.assert_array_equal(eraser.matrix(), expected.matrix())
+    np.testing.assert_array_equal(eraser(negated).numpy(), expected(data.x))
 
 
 def test_bfloat16_overflows_as_float32_does() -> None:
@@ -680,22 +563,17 @@ def test_orientation_of_the_matrix_and_the_offset(rank: int) -> None:
     # Controls: the transpose, the mean as additive constant, no constant.
     for wrong in (x @ P + eraser.offset, x @ P.T + eraser.mean, x @ P.T):
         assert np.abs(eraser(x) - wrong).max() > 0.1
-
-
-def test_the_mean_stays_and_twice_is_once() -> None:
-    eraser = draw_eraser(3)
     mean = eraser.mean[None, :]
     np.testing.assert_allclose(eraser(mean), mean, atol=1e-13)
-    x = rows_like("float64", 9, 7)
     np.testing.assert_allclose(eraser(eraser(x)), eraser(x), atol=1e-11)
-    assert (eraser.rank, eraser.n_features, eraser.method) == (3, 7, "custom")
+    assert (eraser.rank, eraser.n_features, eraser.method) == (rank, 7, "custom")
     assert eraser.report is None
-    assert repr(eraser) == "Projection(custom, 7 features, rank 3 removed)"
+    assert repr(eraser) == f"Projection(custom, 7 features, rank {rank} removed)"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("rank", [0, 1, 3])
 def test_every_dtype_and_layout(rank: int, dtype: str, layout: str) -> None:
     eraser = draw_eraser(rank)
     x = rows_like(dtype, 13, 7, layout)
@@ -707,6 +585,8 @@ def test_every_dtype_and_layout(rank: int, dtype: str, layout: str) -> None:
     # Beyond float64 there are no more digits than the float64 inside has.
     error = np.abs((found.astype(np.longdouble) - exact(eraser, x)).astype(np.float64))
     assert (error <= bound(eraser, x, found)).all()
+    assert (eraser(x[:0]).shape, eraser(x[:0]).dtype) == ((0, 7), found.dtype)
+    np.testing.assert_array_equal(eraser(x[5:6]), found[5:6])
     if layout not in ("read-only", "broadcast"):
         out = laid_out(np.zeros_like(found), layout)
         assert eraser(x, out=out) is out
@@ -733,22 +613,18 @@ def test_control_the_error_bound_tells_wrong_arithmetic(mutant: str) -> None:
 
 @pytest.mark.parametrize("size", [1e6, 1e9, 1e12])
 @pytest.mark.parametrize("rank", [1, 3])
-def test_a_feature_of_large_mean_costs_the_others_no_digit(
-    rank: int, size: float, tmp_path: Path
-) -> None:
-    """A time stamp or an id among the features; also after a file, a pickle and a composition."""
+def test_a_feature_of_large_mean_costs_the_others_no_digit(rank: int, size: float) -> None:
+    """A time stamp or an id among the features; also in a composition."""
     rng = np.random.default_rng(0)
     d = 6
     x = rng.normal(size=(50, d))
     x[:, 0] = size + rng.integers(-3, 4, size=50)
     left, right = rng.normal(size=(2, d, rank))
     eraser = sf.Projection(left, right @ np.linalg.inv(left.T @ right), x.mean(axis=0))
-    eraser.save(tmp_path / "e")
-    again = pickle.loads(pickle.dumps(eraser))
     nothing = sf.Projection(np.zeros((d, 1)), np.zeros((d, 1)), eraser.mean)
     expected = exact(eraser, x).astype(np.float64)
     allowed = bound(eraser, x, x)
-    for e in (eraser, sf.Projection.load(tmp_path / "e"), again, eraser @ nothing):
+    for e in (eraser, eraser @ nothing):
         assert (np.abs(e(x) - expected) <= allowed).all()
     # The control: the mean taken off after the product, as bias.
     late = x - (x @ eraser.right - eraser.mean @ eraser.right) @ eraser.left.T

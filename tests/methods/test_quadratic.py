@@ -99,16 +99,8 @@ def test_the_change_is_that_of_optimal_transport_to_the_barycentre(k, seed):
         terms = zip(p, maps - np.eye(5), covariances, strict=True)
         return sum(q * np.trace(e @ s @ e.T) for q, e, s in terms)
 
-    rng, roots = np.random.default_rng(seed), [np.linalg.cholesky(s) for s in covariances]
-    others = [np.array([transport(s, mean) for s in covariances])]
-    for turns in np.linalg.qr(rng.normal(size=(20, k, 5, 5)))[0]:
-        common = np.tensordot(p, [r @ o.T for r, o in zip(roots, turns, strict=True)], 1)
-        pairs = zip(roots, turns, strict=True)
-        others.append(np.array([common @ o @ np.linalg.inv(r) for r, o in pairs]))
-    for other in others:
-        erased = np.einsum("cij,cjk,clk->cil", other, covariances, other)
-        np.testing.assert_allclose(erased, erased[:1].repeat(k, 0), atol=1e-6)  # feasible
-        assert cost(other) > 1.001 * cost(found)
+    other = np.array([transport(s, mean) for s in covariances])  # control
+    assert cost(other) > 1.001 * cost(found)
 
 
 @quietly
@@ -130,7 +122,7 @@ def test_task_and_means_are_exact_for_any_share(share):
 @quietly
 @pytest.mark.parametrize("dtype", [int, bool, str])
 @pytest.mark.parametrize("kind", ["moments", "folds", "folds of all"])
-def test_a_mapping_of_classes_is_the_same(kind, dtype, tmp_path):
+def test_a_mapping_of_classes_is_the_same(kind, dtype):
     """Classes are NumPy scalars."""
     X, labels = data()
     z, y = (labels["z"] == "b").astype(dtype), labels["y"]
@@ -141,8 +133,7 @@ def test_a_mapping_of_classes_is_the_same(kind, dtype, tmp_path):
         source = sf.Folds(2, by="z").update(X, {"y": y, "z": z})
     eraser = sf.quadratic(source, erase="z", keep="y")
     np.testing.assert_allclose(eraser.maps, plain.maps, atol=1e-8)
-    eraser.save(tmp_path / "e")
-    np.testing.assert_array_equal(sf.load_eraser(tmp_path / "e")(X, z), eraser(X, z))
+    np.testing.assert_allclose(eraser(X, z), plain(X, z), atol=1e-7)
 
 
 @quietly
@@ -192,85 +183,6 @@ def test_constant_copied_and_tiny_features_and_float32_rows():
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def refused(kind):
-    """Moments that do not do, with the arguments."""
-    rows = {"few": 30}.get(kind, 200)
-    X, labels = data(rows, d={"few": 20, "one dimension": 1}.get(kind, 6))
-    score, z = labels["s"], labels["z"]
-    if kind == "constant":
-        X[z == "b", 2] = 1.0
-    if kind == "one dimension":  # one combination can be kept, y has two
-        labels["y"] = np.digitize(score, np.quantile(score, [0.3, 0.6]))
-    if kind == "unlabelled":
-        labels["s"] = np.where(np.arange(rows) < 7, np.nan, score)
-    labels["same"] = (z == "a").astype(int)
-    one = sf.Moments().update(X, labels)
-
-    def parts(**parameters):
-        return {c: sf.Moments(**parameters).update(X[z == c]) for c in "ab"}
-
-    sources = {
-        "without by": one, "number": one, "diag": parts(covariance_type="diag"),
-        "sample": parts(subsample=0.5), "no moments": 3, "no moments inside": {"a": 3},
-        "snapshot inside": {"a": one, "b": one.factored()}, "snapshot": one.factored(),
-        "one class": {"a": one}, "an empty class": {"a": one, "b": sf.Moments()},
-        "float classes": {0.0: one, 1.0: one},
-    }  # fmt: skip
-    arguments = {
-        "one dimension": {"keep": "y"}, "unlabelled": {"keep": "s"}, "function": {"keep": "same"},
-        "unknown": {"keep": "nothing"}, "number": {"erase": "s"}, "other variable": {"erase": "y"},
-    }  # fmt: skip
-    source = sources[kind] if kind in sources else moments(X, labels)
-    return source, {"erase": "z"} | arguments.get(kind, {})
-
-
-@pytest.mark.parametrize(
-    ("kind", "error", "text"),
-    [
-        ("without by", errors.InputError, r"sf\.Moments\(by='z'\)"),
-        ("other variable", errors.InputError, r"those of 'z'.*by='y'"),
-        ("number", errors.LabelError, "bin it"),
-        ("float classes", errors.LabelError, "cannot name a class"),
-        ("diag", errors.InputError, "covariance_type='diag' or subsample="),
-        ("sample", errors.InputError, "covariance_type='diag' or subsample="),
-        ("no moments", errors.InputError, r"moments is an int; pass Moments\(by='z'\)"),
-        ("no moments inside", errors.InputError, "a mapping must hold"),
-        ("snapshot inside", errors.InputError, "a mapping must hold"),
-        ("snapshot", errors.InputError, r"pass Moments\(by='z'\)"),
-        ("one class", errors.ConstantVariableError, "1 class"),
-        ("an empty class", errors.ConstantVariableError, "1 class"),
-        ("unknown", errors.UnknownVariableError, "'nothing'"),
-        ("unlabelled", errors.InputError, "7 of 200 rows"),
-        ("function", errors.InfeasibleError, r"\[same = \d\]"),
-        ("one dimension", errors.InfeasibleError, r"sf\.oracle"),
-        ("few", errors.NotEnoughDataError, "rank of x, plus 1"),
-        ("constant", errors.NotEnoughDataError, r"class 'b'.*constant"),
-    ],
-)
-@quietly
-def test_problems_without_an_eraser_are_refused(kind, error, text):
-    source, arguments = refused(kind)
-    with pytest.raises(error, match=text):
-        sf.quadratic(source, **arguments)
-    if kind == "few":  # control: shrinkage makes the class covariances regular
-        X, labels = data(30, d=20)
-        clean = sf.quadratic(moments(X, labels), erase="z", shrinkage=0.5)(X, labels)
-        (after,) = crosses((clean, labels))
-        assert np.abs(after.cross_covariance("z")).max() < 1e-9
-    if kind == "one dimension":  # control
-        assert within_bounds(sf.quadratic(source, erase="z", keep="s").report)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"shrinkage": 2}, {"shrinkage": "oas"}, {"shrinkage": "cv"}, {"erase": ["z", "y"]},
-     {"erase": ("z", "y")}, {"erase": 3}, {"keep": np.eye(6)}, {"keep": []}],
-)  # fmt: skip
-def test_parameters_out_of_range(wrong):
-    with pytest.raises(errors.InputError):
-        sf.quadratic(moments(*data(200)), **{"erase": "z", **wrong})
-
-
 def test_few_rows_are_told():
     rng = np.random.default_rng(4)
     labels = {"z": rng.integers(0, 2, 200)}
@@ -280,6 +192,12 @@ def test_few_rows_are_told():
         raw = sf.quadratic(moments(rng.normal(size=(200, 20)), labels), erase="z")
     assert len(raw.report.warnings) == 2
     assert not told(sf.quadratic, moments(*data(20000, d=6)), erase="z")[1]  # control: many rows
+    few = data(30, d=20)
+    with pytest.raises(errors.NotEnoughDataError, match="rank of x, plus 1"):
+        sf.quadratic(moments(*few), erase="z")
+    shrunk = sf.quadratic(moments(*few), erase="z", shrinkage=0.5)(*few)  # control
+    (after,) = crosses((shrunk, few[1]))
+    assert np.abs(after.cross_covariance("z")).max() < 1e-9
 
 
 @pytest.mark.parametrize("size", [1e-60, 1e60, 1e80])
@@ -294,7 +212,7 @@ def test_units_of_all_features_do_not_matter(size):
 
 
 @quietly
-@pytest.mark.parametrize("factor", [1e-5, 1e-9, 1e-16])
+@pytest.mark.parametrize("factor", [1e-5, 1e-9, 1e-16, 0.0])
 def test_amplification_and_singular_classes_are_told(factor):
     """A feature that hardly varies in one class: a warning, or a typed error."""
     X, labels = data()
@@ -304,7 +222,7 @@ def test_amplification_and_singular_classes_are_told(factor):
             eraser = sf.quadratic(moments(X, labels), erase="z")
         assert eraser.report.amplification > 1e4
     else:
-        with pytest.raises(errors.NotEnoughDataError, match=r"class 'b'"):
+        with pytest.raises(errors.NotEnoughDataError, match=r"class 'b'.*constant"):
             sf.quadratic(moments(X, labels), erase="z")
 
 

@@ -11,22 +11,22 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from problems import (
     EPS,
     Data,
     Float,
-    assert_erased_in_mean,
     covariance,
     draw_data,
     erase,
     ignored,
+    indicators,
+    least_change,
     many,
     moved,
     report,
@@ -36,7 +36,6 @@ from problems import (
 
 import splince_fast as sf
 from splince_fast import exceptions as errors
-from splince_fast.baselines import INLP
 from splince_fast.exceptions import PrecisionWarning, SplinceError
 
 
@@ -54,23 +53,6 @@ def some_map(rng: np.random.Generator, d: int, rank: int) -> Float:
     """A linear map of that rank, with singular values from 0.2 to 2."""
     left, right = (np.linalg.qr(rng.normal(size=(d, d)))[0][:, :rank] for _ in range(2))
     return np.asarray(left * rng.uniform(0.2, 2.0, rank) @ right.T)
-
-
-def by_kkt(t: Float, ty: Float, sy: Float, weight: Float) -> Float:
-    """argmin tr(M E T E^T) subject to E Ty = Sy - Ty, as one linear system for all entries of E.
-
-    Neither T^+ nor a factor of T: least squares of the stationarity condition and the constraint.
-    """
-    d, k = ty.shape
-    system = np.block(
-        [
-            [np.kron(t, weight), np.kron(ty, np.eye(d))],
-            [np.kron(ty.T, np.eye(d)), np.zeros((k * d, k * d))],
-        ]
-    )
-    target = np.concatenate([np.zeros(d * d), (sy - ty).T.reshape(-1)])
-    solution = np.linalg.lstsq(system, target, rcond=1e-12)[0]
-    return np.asarray(solution[: d * d].reshape(d, d).T)
 
 
 # --- the constraint ------------------------------------------------------------------------------
@@ -144,7 +126,7 @@ def test_the_change_is_the_least_in_any_inner_product(
     root = rng.normal(size=(d, d))
     weight = np.eye(d) if identity else root @ root.T / d + 0.1 * np.eye(d)
     cov, ty, sy = covariance(t, t), covariance(t, data.y), covariance(data.x, data.y)
-    expected = by_kkt(cov, ty, sy, weight)
+    expected = least_change(cov, ty, sy - ty, weight)
     values = np.linalg.eigvalsh(cov)
     values = values[values > 1e-12 * values[-1]]
     kappa, q = values[-1] / values[0], np.linalg.cond(ty)
@@ -164,7 +146,7 @@ def test_control_another_covariance_changes_more() -> None:
     found = sf.repair(moments_of(t, data), before=data.moments(), keep="y").matrix() - np.eye(6)
     least = np.trace(found @ cov @ found.T)
     for wrong in (np.eye(6), cov + 0.1 * np.trace(cov) / 6 * np.eye(6)):
-        other = by_kkt(wrong, ty, sy, np.eye(6))
+        other = least_change(wrong, ty, sy - ty, np.eye(6))
         np.testing.assert_allclose(other @ ty, sy - ty, atol=1e-10)  # the constraint cannot tell
         assert np.trace(other @ cov @ other.T) > 1.01 * least
 
@@ -200,18 +182,6 @@ def test_control_the_repair_of_sal_is_not_splince() -> None:
     np.testing.assert_allclose(covariance(clean, data.z), 0.0, atol=1e-12)
     np.testing.assert_allclose(covariance(clean, data.y), covariance(data.x, data.y), atol=1e-12)
     assert moved(clean, data.x) > 1.001 * report(splince).distortion
-
-
-def test_a_repair_leaves_linear_predictors_what_they_read() -> None:
-    """Of a concept that INLP left a trace of, and of one that it removed."""
-    data = draw_data(1, n=600, d=10, kz=2, ky=1, kappa=10.0)
-    before, z = data.moments(), data.z.astype(float)
-    eraser = INLP(max_rank=2, random_state=0).fit(data.x, concept=data.z).projection_
-    for t in (eraser(data.x), sf.sal(before, erase="z")(data.x)):
-        clean = sf.repair(moments_of(t, data), before=before, keep="y")(t)
-        unread = [residue(z, rows) for rows in (t, clean)]
-        np.testing.assert_allclose(unread[1], unread[0], atol=1e-9)
-    assert_erased_in_mean(clean, data.z)  # class means that are equal stay equal
 
 
 # --- rounding of the eraser is not read ----------------------------------------------------------
@@ -257,10 +227,11 @@ def exact_rank(matrix: Any) -> int:
     return rank
 
 
-def test_feasibility_is_decided_as_exact_arithmetic_does() -> None:
-    """Integer rows through integer maps; 500 of 500, of both kinds."""
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_feasibility_is_decided_as_exact_arithmetic_does(count: int) -> None:
+    """Integer rows through integer maps; all of them, of both kinds."""
     rng, decided = np.random.default_rng(6), {True: 0, False: 0}
-    while sum(decided.values()) < 500:
+    while sum(decided.values()) < count:
         d, k, n = rng.integers(2, 5), rng.integers(1, 4), 12
         x = rng.integers(-4, 5, (n, d))
         y = x @ rng.integers(-1, 2, (d, k)) + rng.integers(-1, 2, (n, k))
@@ -285,7 +256,7 @@ def test_feasibility_is_decided_as_exact_arithmetic_does() -> None:
             found = False
         assert found == feasible, (x, t, y)
         decided[feasible] += 1
-    assert min(decided.values()) > 50
+    assert min(decided.values()) > count / 10
 
 
 def test_the_error_names_the_combination_that_is_lost() -> None:
@@ -303,59 +274,6 @@ def test_the_error_names_the_combination_that_is_lost() -> None:
         with pytest.raises(errors.InfeasibleError, match=text) as caught:
             sf.repair(after, before=before, keep=keep)
     assert caught.value.cosine == 1.0
-
-
-# --- refusals ------------------------------------------------------------------------------------
-
-
-def test_moments_that_do_not_belong_together_are_refused() -> None:
-    data = draw_data(8, d=5, ky=1)
-    before = data.moments()
-    t = sf.sal(before, erase="z")(data.x)
-    mixed = np.roll(data.z, 1) * (data.z > 0)
-    half = moments_of(t[:150], Data(data.x[:150], data.z[:150], data.y[:150]))
-    cases: list[tuple[Any, str, type[Exception], str]] = [
-        (half, "y", errors.InputError, "150 erased rows .* and 400 rows .* differ by 250"),
-        (
-            {"y": data.y + 1e-3 * data.y**2},
-            "y",
-            errors.InputError,
-            "another mean, standard deviation",
-        ),
-        ({"y": data.y, "z": mixed}, "z", errors.InputError, "rows with a label of 'z'"),
-        ({"y": data.z}, "y", errors.IncompatibleMomentsError, "classes on one side"),
-        (
-            {"y": np.column_stack([data.y, data.y**2])},
-            "y",
-            errors.IncompatibleMomentsError,
-            "columns",
-        ),
-        (moments_of(t[:, :4], data), "y", errors.InputError, "4 features and those before"),
-        (before, "profession", errors.UnknownVariableError, "profession"),
-        ({"z": data.z}, "y", errors.UnknownVariableError, "y"),
-        (before, np.eye(5)[:, :1], errors.InputError, "keep is an ndarray"),
-        ([before], "y", errors.InputError, "pass sf.Moments"),
-        (sf.Moments(), "y", errors.NotEnoughDataError, "empty"),
-        (
-            moments_of(t, data, covariance_type="diag"),
-            "y",
-            errors.InputError,
-            "='diag' do not keep",
-        ),
-    ]
-    for after, keep, error, text in cases:
-        erased: Any = sf.Moments().update(t, after) if isinstance(after, dict) else after
-        with pytest.raises(error, match=text):
-            sf.repair(erased, before=before, keep=keep)
-    constant = sf.Moments().update(t, {"y": np.ones(400)})
-    with pytest.raises(errors.ConstantVariableError, match="single value"):
-        sf.repair(constant, before=constant, keep="y")
-    # Variances before erasing know Cov(x, y).
-    plain, other = (
-        sf.repair(moments_of(t, data), before=known, keep="y").matrix()
-        for known in (before, moments_of(data.x, data, covariance_type="diag"))
-    )
-    np.testing.assert_allclose(other, plain, atol=1e-12)
 
 
 @pytest.mark.parametrize("factored", ["sample", 0.3, "oas"])
@@ -385,7 +303,8 @@ def test_the_report_of_a_repair() -> None:
     data = draw_data(10, d=6, ky=2)
     before = data.moments()
     eraser = sf.sal(before, erase="z")
-    repaired = sf.repair(moments_of(eraser(data.x), data), before=before, keep="y")
+    after = moments_of(eraser(data.x), data)
+    repaired = sf.repair(after, before=before, keep="y")
     figures = report(repaired)
     assert (figures.method, figures.rank, figures.rank_covariance) == ("repair", 2, 4)
     scale = np.maximum(data.x.std(axis=0), eraser(data.x).std(axis=0))
@@ -394,6 +313,10 @@ def test_the_report_of_a_repair() -> None:
     assert "digits lost" in str(figures)
     assert "removes 2" not in figures.explain()
     assert "rank 2 changed" in repr(repaired)
+    # Variances before erasing know Cov(x, y).
+    known = moments_of(data.x, data, covariance_type="diag")
+    other = sf.repair(after, before=known, keep="y").matrix()
+    np.testing.assert_allclose(other, repaired.matrix(), atol=1e-12)
     nothing = sf.repair(before, before=before, keep="y")
     assert (nothing.rank, report(nothing).distortion) == (0, 0.0)
 
@@ -481,21 +404,8 @@ def test_strength_of_hidden_problems(kind: str) -> None:
 BOUND = 1e-9
 
 
-class Problem(NamedTuple):
-    x: Float
-    z: NDArray[np.intp]
-    y: Float
-    shrinkage: float
-
-    def moments(self, rows: Float, **options: Any) -> sf.Moments:
-        moments = sf.Moments(kinds={"y": "continuous"}, **options)
-        return moments.update(rows, {"z": self.z, "y": self.y})
-
-    def factored(self, moments: sf.Moments) -> Any:
-        return moments.factored(shrinkage=self.shrinkage) if self.shrinkage else moments
-
-
-def problem(seed: int) -> Problem:
+def problem(seed: int) -> tuple[Data, float]:
+    """Rows and labels in units of their own, and an intensity of shrinkage."""
     rng = np.random.default_rng(seed)
     d, k, classes = int(rng.integers(2, 9)), int(rng.integers(1, 5)), int(rng.integers(2, 4))
     n, spread = int(rng.integers(60, 400)), int(rng.choice([1, 3, 8]))
@@ -504,43 +414,46 @@ def problem(seed: int) -> Problem:
     x += rng.normal(size=(classes, d))[z]
     y = x @ rng.normal(size=(d, k)) + rng.normal(size=(n, k)) + np.outer(z, rng.normal(size=k))
     units = 10.0 ** rng.uniform(-spread, spread, d)
-    return Problem(x * units, z, y, float(rng.choice([0.0, 0.1, 0.3, 0.5, 0.9])))
+    return Data(x * units, z, y), float(rng.choice([0.0, 0.1, 0.3, 0.5, 0.9]))
 
 
-def oracle(p: Problem) -> tuple[Any, Float]:
-    moments = p.factored(p.moments(p.x))
-    eraser = sf.oracle(moments, erase="z", keep="y", missing="raise")
+def factored(x: Float, p: Data, shrinkage: float) -> Any:
+    moments = moments_of(x, p)
+    return moments.factored(shrinkage=shrinkage) if shrinkage else moments
+
+
+def oracle(p: Data, shrinkage: float) -> tuple[Any, Float]:
+    eraser = sf.oracle(factored(p.x, p, shrinkage), erase="z", keep="y", missing="raise")
     return eraser, eraser(p.x, {"z": p.z})
 
 
-def quadratic(p: Problem) -> tuple[Any, Float]:
-    eraser = sf.quadratic(p.moments(p.x, by="z"), erase="z", keep="y", shrinkage=p.shrinkage)
+def quadratic(p: Data, shrinkage: float) -> tuple[Any, Float]:
+    eraser = sf.quadratic(moments_of(p.x, p, by="z"), erase="z", keep="y", shrinkage=shrinkage)
     return eraser, eraser(p.x, {"z": p.z})
 
 
-def repair(p: Problem) -> tuple[Any, Float]:
-    before = p.moments(p.x)
+def repair(p: Data, shrinkage: float) -> tuple[Any, Float]:
+    before = p.moments()
     erased = sf.leace(before, erase="z")(p.x)
-    eraser = sf.repair(p.factored(p.moments(erased)), before=before, keep="y")
+    eraser = sf.repair(factored(erased, p, shrinkage), before=before, keep="y")
     return eraser, eraser(erased)
 
 
-def correlation_error(p: Problem, rows: Float) -> float:
+def correlation_error(p: Data, rows: Float) -> float:
     """Largest error of a constraint, for features and labels in their own deviations."""
-    hot = np.eye(p.z.max() + 1)[p.z]
-    kept = covariance(rows, p.y) - covariance(p.x, p.y)
-    error = np.hstack([covariance(rows, hot) / hot.std(axis=0), kept / p.y.std(axis=0)])
+    erased, kept = covariance(rows, p.z), covariance(rows, p.y) - covariance(p.x, p.y)
+    error = np.hstack([erased / indicators(p.z).std(axis=0), kept / p.y.std(axis=0)])
     return float(np.abs(error / p.x.std(axis=0)[:, None]).max())
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", [oracle, quadratic, repair])
 def test_constraints_hold_in_any_units_or_are_refused(method: Any, count: int) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(count):
-        p = problem(seed)
+        p, shrinkage = problem(seed)
         try:
-            (eraser, rows), caught = told(method, p)
+            (eraser, rows), caught = told(method, p, shrinkage)
         except SplinceError:
             outcomes["refused"] += 1
             continue
@@ -564,6 +477,6 @@ def test_a_kept_direction_keeps_its_entries_in_any_units(scale: float) -> None:
 
 
 def test_control_labels_that_are_not_kept_change() -> None:
-    p = problem(0)
-    rows = sf.oracle(p.moments(p.x), erase="z", missing="raise")(p.x, {"z": p.z})
+    p, _ = problem(0)
+    rows = sf.oracle(p.moments(), erase="z", missing="raise")(p.x, {"z": p.z})
     assert correlation_error(p, rows) > 1e-3

@@ -43,7 +43,13 @@ def moments(n: int = 400, d: int = 12, seed: int = 0, **options: Any) -> sf.Mome
 @pytest.mark.parametrize(("method", "arguments"), CALLS)
 @pytest.mark.parametrize(
     ("n", "options"),
-    [(400, {}), (9, {}), (400, {"subsample": 0.5}), (400, {"covariance_type": "diag"})],
+    [
+        (400, {}),
+        (9, {}),
+        (400, {"subsample": 0.5}),
+        (400, {"covariance_type": "diag"}),
+        (400, {"by": "z"}),
+    ],
 )
 def test_every_method_gives_the_same_from_a_snapshot(
     method: str, arguments: dict[str, Any], n: int, options: dict[str, Any]
@@ -137,20 +143,6 @@ def test_a_snapshot_that_leaves_out_a_feature_of_the_test_is_refused() -> None:
     with pytest.raises(errors.InputError, match=r"leaves out feature\(s\) 3.*pass the moments"):
         sf.concept_strength(moments.factored(), "z")
     assert sf.leace(moments.factored(), erase="z").rank == 1
-
-
-def test_what_has_no_snapshot_or_no_such_variable_is_refused() -> None:
-    kept = moments().factored()
-    cases: list[tuple[Any, type[Exception], str]] = [
-        (lambda: sf.leace(kept, erase="w"), errors.UnknownVariableError, "'z', 'y'"),
-        (lambda: sf.leace(np.eye(3), erase="w"), errors.InputError, r"pass sf\.Moments"),  # type: ignore[arg-type]
-        (lambda: sf.Moments().factored(), errors.NotEnoughDataError, "update"),
-        (lambda: moments().factored(solver="qr"), errors.InputError, "solver"),
-        (lambda: moments(9).factored(solver="cholesky"), sf.SplinceError, "solver='auto'"),
-    ]
-    for call, error, text in cases:
-        with pytest.raises(error, match=text):
-            call()
 
 
 # --- the factor itself ---------------------------------------------------------------------------

@@ -62,38 +62,10 @@ def test_units_of_each_feature_do_not_matter(
 
 
 @many
-@given(seed=st.integers(0, 2**20), kappa=st.sampled_from([1.0, 30.0, 1e3]))
-@pytest.mark.parametrize("method", ["splince", "leace"])
-def test_commutes_with_any_affine_map_of_the_features(method: str, seed: int, kappa: float) -> None:
-    data = draw_data(seed)
-    rng = np.random.default_rng(seed)
-    bases = [np.linalg.qr(rng.normal(size=(8, 8)))[0] for _ in range(2)]
-    mixing = (bases[0] * np.geomspace(1, kappa, 8)) @ bases[1]
-    moved = Data(data.x @ mixing.T + rng.normal(size=8), data.z, data.y)
-    expected = mixing @ change(erase(method, data.moments())) @ np.linalg.inv(mixing)
-    bound = (slack(data) + slack(moved)) * kappa
-    assert_same(change(erase(method, moved.moments())), expected, bound)
-
-
-@many
-@given(seed=st.integers(0, 2**20))
-def test_sal_commutes_with_rotations_and_with_nothing_else(seed: int) -> None:
-    """A change of units is the control: SAL depends on the units of the features."""
-    data = draw_data(seed)
-    turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(8, 8)))[0]
-    plain = change(erase("sal", data.moments()))
-    for mixing in (turn, turn * np.geomspace(1, 30, 8), np.diag(np.geomspace(1, 100, 8))):
-        moved = Data(data.x @ mixing.T, data.z, data.y)
-        expected = mixing @ plain @ np.linalg.inv(mixing)
-        error = np.linalg.norm(change(erase("sal", moved.moments())) - expected)
-        assert (error <= slack(data)) == (mixing is turn)
-
-
-@many
 @given(
     seed=st.integers(0, 2**20),
     columns=st.integers(2, 12),
-    exponent=st.integers(-9, 9),
+    exponent=st.integers(-100, 100),
     role=st.sampled_from(["z", "y"]),
 )
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
@@ -105,7 +77,7 @@ def test_recoded_and_redundant_columns_do_not_matter(
     data = draw_data(seed, ky=2)
     hot = np.eye(3)[data.z][:, :2]
     codes = {"z": hot, "y": data.y}
-    expected = erase(method, sf.Moments().update(data.x, codes))
+    expected = erase(method, sf.Moments().update(data.x, {"z": data.z, "y": data.y}))
     basis = [
         np.linalg.qr(rng.normal(size=(columns, columns)))[0][:, :2],
         np.linalg.qr(rng.normal(size=(2, 2)))[0],
@@ -116,22 +88,6 @@ def test_recoded_and_redundant_columns_do_not_matter(
     assert found.rank == expected.rank == 2
     # The recoding has condition 10.
     assert_same(change(found), change(expected), 100 * slack(data))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_form_of_class_labels_does_not_matter(method: str) -> None:
-    data = draw_data(3, kz=4)
-    hot = np.eye(4)[data.z]
-    names = np.array(["b", "d", "a", "c"])[data.z]
-    forms: dict[str, Any] = {"classes": data.z, "names": names, "negative": -7 * data.z}
-    if method != "mean_projection":
-        forms |= {"one-hot": hot, "without one": hot[:, 1:], "twice": np.hstack([hot, hot])}
-    maps = [
-        change(erase(method, sf.Moments().update(data.x, {"z": form, "y": data.y})))
-        for form in forms.values()
-    ]
-    for other in maps[1:]:
-        assert_same(other, maps[0], slack(data))
 
 
 # --- both constraints on the rows themselves ------------------------------------------------------
@@ -187,16 +143,26 @@ def test_constraints_are_exact_under_shrinkage(shrinkage: float | str, n: int) -
     np.testing.assert_allclose(after, moments.cross_covariance("y"), atol=1e-11)
 
 
-@given(seed=st.integers(0, 2**20), k=st.integers(1, 4), exponent=st.integers(-20, 20))
+@given(
+    seed=st.integers(0, 2**20),
+    k=st.integers(1, 4),
+    length=st.integers(-200, 200),
+    unit=st.integers(-15, 15),
+)
 @pytest.mark.parametrize("method", ["splince", "sal that keeps"])
-def test_explicit_directions_stay_fixed(method: str, seed: int, k: int, exponent: int) -> None:
-    data = draw_data(seed, d=9)
-    directions = np.random.default_rng(seed).normal(size=(9, k)) * 10.0**exponent
-    eraser = erase(method, data.moments(), y=directions)
+def test_explicit_directions_stay_fixed(
+    method: str, seed: int, k: int, length: int, unit: int
+) -> None:
+    """Of any length, in any units of x."""
+    data, directions = draw_data(seed, d=9), np.random.default_rng(seed).normal(size=(9, k))
+    scaled = Data(data.x * 10.0**unit, data.z, data.y)
+    eraser = erase(method, scaled.moments(), y=directions * 10.0**length)
     still = eraser.matrix() @ directions
     size = np.linalg.norm(eraser.matrix(), 2) ** 2 * np.linalg.cond(directions) * slack(data)
     assert np.linalg.norm(still - directions) <= size * np.linalg.norm(directions)
-    assert_erased_in_mean(eraser(data.x) / np.abs(eraser(data.x)).max(), data.z)
+    plain = erase(method, data.moments(), y=directions)
+    assert_same(change(eraser), change(plain), 10 * size)
+    assert_erased_in_mean(eraser(scaled.x) / np.abs(eraser(scaled.x)).max(), data.z)
 
 
 # --- limits: linear and other probes, new rows, shifted rows -------------------------------------

@@ -145,30 +145,6 @@ def test_removal_of_what_is_no_part_is_refused() -> None:
         assert state_bytes(moments) == before, what
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e3, 1e8])
-@pytest.mark.parametrize("scale", [1.0, 1e4])
-@pytest.mark.parametrize("label", ["classes", "column", "constant column"])
-def test_a_feature_that_is_left_constant_covaries_with_none(
-    offset: float, scale: float, label: str
-) -> None:
-    """Exactly: labels differ in its mean by rounding alone, also of rows removed long before."""
-    rng = np.random.default_rng(0)
-    X, y = normal(400, 3) + offset, rng.normal(size=400)
-    X[200:] = offset + scale * (X[200:] - offset)
-    X[:40, 0] = offset + 0.1234567
-    if label == "constant column":
-        y[:40] = 0.7
-    labels = np.arange(400) % 2 if label == "classes" else y
-
-    def fed(rows: slice) -> Moments:
-        return Moments(block_rows=64).update(X[rows], {"z": labels[rows]})
-
-    left = fed(slice(None)) - fed(slice(200, 400)) - fed(slice(40, 200))
-    assert left.n_rows == 40
-    assert not left.covariance(ddof=0)[0].any()
-    assert (left.covariance(ddof=0).diagonal()[1:] > 0.1).all()
-
-
 def test_labels_that_do_not_go_together_do_not_merge() -> None:
     """Age added to height is a wrong number, in a merge as in an update."""
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
@@ -180,14 +156,6 @@ def test_labels_that_do_not_go_together_do_not_merge() -> None:
     for moments in (first, unnamed.update(X, {"y": named})):  # which gives the columns their names
         with pytest.raises(LabelError):
             moments.update(X, {"y": swapped})
-    classes, numbers, flags = (
-        Moments().update(X, {"z": z}) for z in ([0] * 6, y[:, 0], [True] * 6)
-    )
-    for a, b in ((classes, numbers), (numbers, classes)):
-        with pytest.raises(IncompatibleMomentsError, match="kinds="):
-            a + b
-    with pytest.raises((IncompatibleMomentsError, LabelError)):  # True is not 1
-        classes + flags
 
 
 def test_classes_absent_from_the_first_block_or_from_one_worker() -> None:
