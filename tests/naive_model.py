@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
-import pytest
 import scipy.sparse
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -451,18 +451,19 @@ def flushed(moments: Moments) -> Moments:
 # --- Ctrl-C in the middle of an update -----------------------------------------------------------
 
 
-def interrupt_reductions(
-    patch: pytest.MonkeyPatch, *calls: int, kernel: tuple[Any, str] = REDUCTION
-) -> list[int]:
-    """Send SIGINT after these calls of a kernel, counted from 1; return the numbers of all done."""
-    original, done = getattr(*kernel), list[int]()
+def failing(
+    function: Callable[..., Any], at: int, error: BaseException | None = None
+) -> Callable[..., Any]:
+    """The function with an error in its call number `at`, or with Ctrl-C after that call."""
 
-    def interrupted(*arguments: Any) -> Any:
-        result = original(*arguments)
-        done.append(len(done) + 1)
-        if done[-1] in calls:
+    def call(*arguments: Any, **options: Any) -> Any:
+        number = next(call.calls)
+        if number == at and error is not None:
+            raise error
+        result = function(*arguments, **options)
+        if number == at:
             signal.raise_signal(signal.SIGINT)
         return result
 
-    patch.setattr(*kernel, interrupted)
-    return done
+    call.calls = count()
+    return call

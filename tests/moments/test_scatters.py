@@ -485,19 +485,13 @@ def test_excess_on_real_embeddings(
     assert abs(reported.mean() - 1) < 0.15
 
 
-def with_giants(n: int, d: int) -> tuple[Float, dict[str, NDArray[Any]]]:
-    """One row in a thousand is a hundred times as long, along one feature."""
+def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row in a thousand is a hundred times as long, along one feature, which is named."""
+    n, d = 6000, 32
     X, labels = gaussian(n, d, 0.8)
     rng = np.random.default_rng(7)
     giant = rng.random(n) < 1e-3
     X[giant, 3] += 100 * d**0.5 * rng.choice([-1.0, 1.0], giant.sum())
-    return X, labels
-
-
-def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a warning names the feature."""
-    n, d = 6000, 32
-    X, labels = with_giants(n, d)
     frame = pd.DataFrame(X, columns=[f"f{j}" for j in range(d)])
     with pytest.warns(SampledScatterWarning, match=r"1 feature\(s\) \('f3'\)"):
         repaired = draws(frame, labels, 5 * d / n, 60, leace)[0]

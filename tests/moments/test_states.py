@@ -17,15 +17,16 @@ import pytest
 from entangled import normal
 from naive_model import (
     FUZZ,
+    REDUCTION,
     REFUSED,
     SIX,
     STATES,
     Rows,
     check,
     classed,
+    failing,
     fed_in_parts,
     flushed,
-    interrupt_reductions,
     made,
     part,
     rows_for,
@@ -134,18 +135,6 @@ def test_too_many_classes_change_no_part(state: str) -> None:
     assert state_bytes(some) == before
     few = np.where(last, (np.arange(400) % 60).astype(str), "a")
     assert some.update(X, {**labels, "z": few}).n_rows == 800  # control
-
-
-def failing(function: Callable[..., Any], at: int, error: BaseException) -> Callable[..., Any]:
-    """Return the function with an error in its call number `at`."""
-    calls = iter(range(10**9))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == at:
-            raise error
-        return function(*args, **kwargs)
-
-    return call
 
 
 KERNELS = [
@@ -346,7 +335,8 @@ def test_control_c_during_a_block_of_a_run_counts_its_rows_once(
     source = sources.from_arrays(*data(dtype=np.float32), block_rows=75)
     run = partial(Moments.from_blocks, source, **{**STATES[state], "block_rows": 16})
     with monkeypatch.context() as patch:
-        interrupt_reductions(patch, 9)  # in the first part of a block of the source
+        # In the first part of a block of the source.
+        patch.setattr(*REDUCTION, failing(getattr(*REDUCTION), 8))
         with pytest.raises(KeyboardInterrupt):
             run(checkpoint=tmp_path / "run")
     assert 0 < Moments.load(tmp_path / "run").n_rows < N
