@@ -53,7 +53,7 @@ X = np.random.default_rng(0).normal(size=(1200, 24)).astype(np.float32)
 labels = {"z": np.arange(1200) % 3, "y": X[:, 0].astype(np.float64)}
 
 def run():
-    source = sources.from_arrays(X, labels, block_rows=16)  # 75 checkpoints
+    source = sources.from_arrays(X, labels, block_rows=30)  # 40 checkpoints
     Moments.from_blocks(source, checkpoint=path, checkpoint_seconds=0, block_rows=100)
 
 def started():

@@ -6,7 +6,7 @@ import pickle
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -88,6 +88,12 @@ CONTRADICTING: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
 }
 
 
+@cache
+def refusing(state: str) -> tuple[Any, ...]:
+    """States of which an update joins buffered rows, fills one block, or is the first."""
+    return started(state, 37), started(state, 36, block_rows=6), made(state)
+
+
 @pytest.mark.parametrize(
     ("state", "case"),
     [(s, c) for s in STATES for c in REFUSED if s in MERGED or "mask" not in REFUSED[c][1]],
@@ -97,8 +103,7 @@ def test_errors_are_typed_tell_why_and_change_nothing(state: str, case: str) -> 
     if type(X) is np.ndarray and X.dtype == float and X.size and "mask" not in arguments:
         X = rows_for(state, X)
     labels = {**KNOWN, **arguments.get("labels", {})}
-    # The update would join buffered rows, fill one block, or be the first.
-    for some in (started(state, 37), started(state, 36, block_rows=6), made(state)):
+    for some in refusing(state):
         before = state_bytes(some)
         with pytest.raises(kind, match=text) as caught:
             some.update(X, **{**arguments, "labels": labels})
@@ -113,7 +118,7 @@ def test_a_refused_update_changes_no_part(state: str, case: str) -> None:
     X, changes, kind, text = CONTRADICTING[case]
     more = rows_for(state, SIX), KNOWN | {"v": pd.DataFrame({"height": KNOWN["v"]})}
     for before, after in (("f4", "f8"), ("f8", "f4"), ("f8", "f8")):
-        some, undisturbed = (started(state, dtype=before) for _ in range(2))
+        some, undisturbed = (started(state, 52, before) for _ in range(2))
         kept = state_bytes(some)
         for rows in [slice(None), slice(0)] if case == "a wrong width" else [slice(None)]:
             labels = part({**KNOWN, **changes}, rows)
@@ -143,10 +148,9 @@ KERNELS = [
 ] + [("variances", "sum_block"), ("sample", "sum_block")]  # fmt: skip
 
 
-@pytest.mark.parametrize("waiting", [0, 5])
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize(("state", "kernel"), KERNELS)
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
+@pytest.mark.parametrize(("error", "waiting"), [(KeyboardInterrupt(), 0), (MemoryError(), 5)])
 def test_a_kernel_that_raises_leaves_an_update_of_many_blocks_absent(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, state: str, kernel: str, at: int,
     waiting: int,
@@ -242,7 +246,7 @@ MERGES = [(case, "merge") for case in CHANGES if "folds" not in case]
 
 @pytest.mark.parametrize(("case", "act"), UPDATES + MERGES)
 def test_an_interrupt_at_any_bytecode_leaves_a_change_whole_or_absent(case: str, act: str) -> None:
-    assert outcomes(case, act, 100 * max(FUZZ, 1)) == {"absent", "whole"}
+    assert outcomes(case, act, 40 * max(FUZZ, 1)) == {"absent", "whole"}
 
 
 def test_changes_that_are_added_one_by_one_are_torn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,8 +617,16 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("dtypes", [("f4", "f4"), ("f8", "f8"), ("f8", "f4"), ("f4", "f8")])
-@pytest.mark.parametrize("weight", [None, 7.0])
+@pytest.mark.parametrize(
+    ("dtypes", "weight"),
+    [
+        (("f4", "f4"), None),
+        (("f4", "f4"), 7.0),
+        (("f8", "f8"), 7.0),
+        (("f8", "f4"), None),
+        (("f4", "f8"), 7.0),
+    ],
+)
 @pytest.mark.parametrize("case", FAULTS)
 def test_memory_that_runs_out_leaves_the_state_as_it_was(
     monkeypatch: pytest.MonkeyPatch, case: str, weight: float | None, dtypes: tuple[str, str]
