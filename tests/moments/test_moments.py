@@ -327,15 +327,12 @@ def test_squares_that_underflow_are_zero_and_silent(value: float) -> None:
     check(Moments().update(tiny), Rows.of(tiny))
 
 
+WEIGHTS = [5e-324, 1e-310, 1e-300, 1e-60, 1e-49, 1e-45, 1e-30, 1e30, 1e49, 1e300, 1e308]
+
+
 @pytest.mark.parametrize(
     ("scale", "weight"),
-    [
-        *product(
-            (1e-10, 1.0, 1e5),
-            (5e-324, 1e-310, 1e-300, 1e-60, 1e-49, 1e-45, 1e-30, 1e30, 1e49, 1e300, 1e308),
-        ),
-        *((scale, 1.0) for scale in (1e148, 1e149, 1e153)),
-    ],
+    [*product((1e-10, 1.0, 1e5), WEIGHTS), *product((1e148, 1e149, 1e153), [1.0])],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_extreme_scales_and_weights_are_either_right_or_refused(
