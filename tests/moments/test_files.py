@@ -212,15 +212,6 @@ def test_paths_without_a_file_and_files_of_another_kind(tmp_path: Path, content:
         Projection.load(tmp_path / "moments")
 
 
-def with_metadata(content: bytes, path: Path, **changes: str | None) -> Path:
-    """The file with other entries of its metadata; None leaves an entry out."""
-    header, body = parts_of(content)
-    header["__metadata__"] |= changes
-    header["__metadata__"] = {k: v for k, v in header["__metadata__"].items() if v is not None}
-    path.write_bytes(joined(header, body))
-    return path
-
-
 @pytest.mark.parametrize(
     ("entry", "texts", "remedy"),
     [
@@ -233,9 +224,13 @@ def with_metadata(content: bytes, path: Path, **changes: str | None) -> Path:
 def test_entries_that_cannot_be_read_are_refused(
     content: bytes, path: Path, entry: str, texts: list[str | None], remedy: str
 ) -> None:
-    for text in texts:
+    header, body = parts_of(content)
+    for text in texts:  # None leaves the entry out
+        entries = {k: v for k, v in header["__metadata__"].items() if k != entry}
+        changed = entries if text is None else entries | {entry: text}
+        path.write_bytes(joined(header | {"__metadata__": changed}, body))
         with pytest.raises(FileFormatError, match=remedy):
-            Moments.load(with_metadata(content, path, **{entry: text}))
+            Moments.load(path)
 
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]  # of tensors and metadata

@@ -75,12 +75,6 @@ def test_statistics_equal_two_passes_over_the_rows(
     check(moments.update(rows, table.labels or None, sample_weight=table.weight), table.rows)
 
 
-@pytest.mark.parametrize("factor", [0, -1.0, np.nan, np.inf, True, "2"])
-def test_a_factor_out_of_range_is_refused(factor: Any) -> None:
-    with pytest.raises(InputError, match="positive finite number"):
-        Moments().update(np.eye(3)).scaled(factor)
-
-
 @given(
     hnp.arrays(
         st.sampled_from([np.float32, np.float64]),
@@ -649,6 +643,12 @@ def test_readers_say_what_is_missing_or_unknown() -> None:
         (empty.covariance, NotEnoughDataError, "update"),
         (partial(empty.cross_covariance, "z"), UnknownVariableError, "none"),
         (partial(some.cross_covariance, "sex"), UnknownVariableError, "'gender', 'age'"),
+        (lambda: some.by_class, InputError, r"Moments\(by=NAME\)"),
+        (partial(Moments, subsample="auto"), InputError, "above 0 and at most 1"),  # of no source
+        *(
+            (partial(some.scaled, factor), InputError, "positive finite number")
+            for factor in (0, -1.0, np.nan, np.inf, True, "2")
+        ),
     ]
     for read in (some.classes, some.class_counts):
         calls.append((partial(read, "sex"), UnknownVariableError, "'gender', 'age'"))

@@ -471,12 +471,6 @@ def test_block_sums_are_its_naive_twin(
     assert -(-n // reducing._segment_rows(n, d, n_sums)) == segments
 
 
-def test_a_buffer_without_room_is_refused() -> None:
-    block = Block(9, 2)
-    with pytest.raises(ValueError, match=r"out has to be .* of shape"):
-        reduce_into(block, reducing.Centred(np.empty((8, 2))))
-
-
 # --- arguments that do not fit -------------------------------------------------------------------
 
 N, D, CLASSES = 11, 9, 3

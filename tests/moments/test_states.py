@@ -496,13 +496,6 @@ def test_parameters_are_refused_before_a_row_is_read(parameters: Any, text: str)
             Moments(**parameters)
 
 
-def test_a_sample_of_auto_needs_a_source_and_classes_need_by() -> None:
-    with pytest.raises(InputError, match="above 0 and at most 1"):
-        Moments(subsample="auto")
-    with pytest.raises(InputError, match=r"Moments\(by=NAME\)"):
-        _ = started("full").by_class
-
-
 Z, ZERO = ["x"] * N, [0] * N
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     # parameters of the second state; labels of both; text
