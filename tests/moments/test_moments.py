@@ -705,6 +705,26 @@ def test_rows_of_two_dtypes_keep_the_digits_of_each(
         np.testing.assert_allclose(moments.cross_covariance("z", ddof=0), cross, atol=1e-14)
 
 
+READERS: list[Callable[[Moments], Any]] = [
+    lambda m: m.weight,
+    lambda m: m.n_rows,
+    lambda m: m.mean,
+    lambda m: m.covariance(),
+    lambda m: m.cross_covariance("z"),
+    lambda m: m.cross_covariance("y"),
+    lambda m: m.classes("z"),
+    lambda m: list(m.class_counts("z").values()),
+    lambda m: (m + Moments()).covariance(),
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_every_reader_sees_the_rows_that_wait(read: Callable[[Moments], Any]) -> None:
+    given = normal(5, 2), {"z": np.array(list("abaab")), "y": np.arange(5.0)}
+    waiting, merged = (Moments(block_rows=100).update(*given) for _ in range(2))
+    np.testing.assert_array_equal(read(waiting), read(flushed(merged)))
+
+
 # --- many label columns, such as indicators -------------------------------------------------------
 
 N, D, K = 1300, 40, 12
