@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,12 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import reference
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import TWO_VALUED, U32, U64, laid_out, scatter_error, scatter_of, two_valued
+from naive_model import U32, U64, laid_out, scatter_of
 
-from splince_fast import Moments
 from splince_fast._kernels import row_kernels
 from splince_fast.moments import block as reducing
 
@@ -82,24 +81,28 @@ class Block:
         return turned
 
     def check(self) -> None:
-        """Against the twins, to N u sum |terms|."""
         found = self.reduced()
-        n = len(self.rows)
-        w = self.weight if self.weight.size else np.ones(n)
-        deviations = self.rows.astype(np.float64) - self.shift
-        np.testing.assert_array_equal(found["peak"], np.abs(deviations).max(axis=0))
+        peak = np.abs(self.rows.astype(np.float64) - self.shift).max(axis=0)
+        np.testing.assert_array_equal(found["peak"], peak)
         # Two products and a sum, once more where they are stored in float32.
-        largest = np.sqrt(w.max()) * found["peak"]
+        largest = np.sqrt(self.weight.max(initial=1.0)) * peak
         u = U32 if self.rows.dtype == np.float32 else 0.0
         assert (np.abs(found["out"] - self.turned()) <= (2 * u + 8 * U64) * largest).all()
-        _, total, class_sums, products = reference.centre_block(
-            self.rows, self.weight, self.shift, self.codes, self.values, self.n_codes
-        )
-        slack = 8 * (n + 8) * U64 * found["peak"]
-        assert (np.abs(found["total"] - total) <= slack * w.sum()).all()
-        assert (np.abs(found["class_sums"] - class_sums) <= slack * w.sum()).all()
+        self.check_sums(self.shift, found["total"], found["class_sums"], found["products"])
+
+    def check_sums(self, shift: Array, total: Array, class_sums: Array, products: Array) -> None:
+        """Against the twins, to N u sum |terms|."""
+        n = len(self.rows)
+        w = self.weight if self.weight.size else np.ones(n)
+        deviations = self.rows.astype(np.float64) - shift
+        expected = np.zeros((self.n_codes, self.rows.shape[1]))
+        for codes in self.codes:
+            np.add.at(expected, codes[codes >= 0], (w[:, None] * deviations)[codes >= 0])
+        slack = 8 * (n + 8) * U64 * np.abs(deviations).max(axis=0)
+        assert (np.abs(total - w @ deviations) <= slack * w.sum()).all()
+        assert (np.abs(class_sums - expected) <= slack * w.sum()).all()
         shares = np.abs(self.values).sum(axis=1, keepdims=True)
-        assert (np.abs(found["products"] - products) <= slack * shares).all()
+        assert (np.abs(products - self.values @ deviations) <= slack * shares).all()
 
 
 DTYPES = [np.float32, np.float64]
@@ -149,64 +152,35 @@ turns = st.lists(st.floats(-7, 7), min_size=1, max_size=5).map(
 
 
 @pytest.mark.usefixtures("level")
-@given(blocks(turns=turns, part_rows=st.sampled_from([4, 8, 64])))
+@given(
+    blocks(
+        st.one_of(SOME, st.integers(500, 2100)),
+        st.one_of(FEW, st.integers(100, 140)),
+        turns=turns,
+        part_rows=st.sampled_from([4, 8, 64, 512]),
+    )
+)
 def test_reducing_equals_its_twin(block: Block) -> None:
     block.check()
 
 
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("n", "d"), [(4096, 33), (1025, 130), (514, 1), (3, 700)])
-def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: bool) -> None:
-    part_rows = reducing.part_rows(d, np.dtype(dtype).itemsize)
-    Block(
-        n, d, dtype, weighted=weighted, variables=2, classes=40, columns=2, offset=10.0,
-        part_rows=part_rows,
-    ).check()  # fmt: skip
+@given(blocks(width=st.just(97)), st.lists(st.integers(0, 97), max_size=6), st.integers(0, 16))
+def test_stripes_of_columns_give_the_same_bytes(block: Block, cuts: list[int], offset: int) -> None:
+    """However columns are dealt to threads, and wherever in a cache line the centred block lies.
 
-
-@pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_labels_have_no_influence_on_the_state_of_x(dtype: Any) -> None:
-    """Not by a rounding: the covariance is the same whatever is accumulated beside it."""
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(1003, 37)).astype(dtype)
-    plain = Moments(block_rows=300).update(X)
-    for labels in (
-        {"z": rng.integers(0, 3, 1003)},
-        {"z": rng.integers(0, 200, 1003), "y": rng.normal(size=(1003, 2))},
-    ):
-        labelled = Moments(block_rows=300).update(X, labels)
-        assert labelled.covariance().tobytes() == plain.covariance().tobytes()
-        assert labelled.mean.tobytes() == plain.mean.tobytes()
-
-
-@pytest.mark.usefixtures("level")
-@given(blocks(width=st.just(97)), st.lists(st.integers(0, 97), max_size=6))
-def test_stripes_of_columns_give_the_same_bytes(block: Block, cuts: list[int]) -> None:
-    """However columns are dealt to threads: each number comes from the same operations."""
+    Each number comes from the same operations; nothing beside the block is written.
+    """
     whole = block.reduced()
-    striped = block.reduced(sorted({0, 97, *cuts}))
-    for name, array in whole.items():
-        assert array.tobytes() == striped[name].tobytes(), name
-
-
-@pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_centred_block_may_lie_anywhere_in_a_cache_line(dtype: Any) -> None:
-    """Nothing beside it is written."""
-    n, d = 30, 37
-    block = Block(n, d, dtype, weighted=True, variables=1, columns=1, offset=3.0)
-    expected = block.reduced()
-    size = expected["out"].size
-    for offset in range(17):
-        memory = np.full(offset + size + 20, 7, dtype)
-        found = block.reduced(out=memory[offset : offset + size].reshape(-1, d))
-        for name, array in expected.items():
-            assert found[name].tobytes() == array.tobytes(), name
-        assert (memory[:offset] == 7).all()
-        assert (memory[offset + size :] == 7).all()
+    stop = offset + whole["out"].size
+    memory = np.full(stop + 20, 7, block.rows.dtype)
+    bounds, out = sorted({0, 97, *cuts}), memory[offset:stop].reshape(-1, 97)
+    for name, array in block.reduced(bounds, out).items():
+        assert array.tobytes() == whole[name].tobytes(), name
+    assert (memory[:offset] == 7).all()
+    assert (memory[stop:] == 7).all()
+    block.codes, block.values = block.codes[:0], block.values[:0]
+    assert block.reduced()["out"].tobytes() == whole["out"].tobytes(), "labels have no influence"
 
 
 def _add(array: Array, place: Any, value: float) -> None:
@@ -231,22 +205,6 @@ def test_the_twin_is_not_the_kernel(spoil: str) -> None:
     block.reduced = lambda bounds=None, out=None: found  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
         block.check()
-
-
-# --- turning -------------------------------------------------------------------------------------
-
-UNTURNED = np.array([[1.0, 0.0]])
-
-
-@pytest.mark.parametrize("pattern", TWO_VALUED)
-def test_turning_breaks_the_bias_of_equal_products(
-    monkeypatch: pytest.MonkeyPatch, pattern: str
-) -> None:
-    """The control: without it the roundings of equal float32 products add up."""
-    X = two_valued(4096, pattern)
-    assert scatter_error(Moments().update(X), X) <= 1e-6
-    monkeypatch.setattr(reducing, "_ROTATIONS", UNTURNED)
-    assert scatter_error(Moments().update(X), X) > 1e-6
 
 
 # --- reducing a block: the shift, the precision --------------------------------------------------
@@ -298,6 +256,16 @@ def small_tasks(threads: int) -> Iterator[None]:
     reducing.part_rows.cache_clear()
 
 
+def product_of(shifted: Array) -> tuple[Array, Array]:
+    """Lower triangle of the product of the rows, a sum of n terms in any order, and its rounding.
+
+    Rows that two compilations of a pass store may differ by a rounding.
+    """
+    wide = shifted.astype(np.longdouble)
+    u = U32 if shifted.dtype == np.float32 else U64
+    return np.tril(wide.T @ wide), (len(wide) + 8) * u * np.tril(np.abs(wide).T @ np.abs(wide))
+
+
 def multiplied(block: Block, threads: int) -> reducing.BlockSums:
     """Reduce a block with its product."""
     d = block.rows.shape[1]
@@ -316,48 +284,34 @@ def multiplied(block: Block, threads: int) -> reducing.BlockSums:
     )
 )
 def test_a_pass_that_multiplies_equals_two_passes(block: Block) -> None:
-    """A product is a sum of n + 3 terms at most, in any order; no number depends on the threads."""
-    (n, d), dtype = block.rows.shape, block.rows.dtype
+    """No number depends on the threads."""
     in_two, found = reduce_into(block, centred(block.rows)), multiplied(block, 1)
     assert in_two.product is None
-    size = np.abs(block.rows).max()
-    slack = 8 * (n + 8) * U64 * size
-    weights = np.abs(block.weight if block.weight.size else np.ones(n)).sum()
     assert found.shift.tobytes() == in_two.shift.tobytes()
-    assert np.abs(found.total - in_two.total).max() <= slack * weights
-    assert np.abs(found.class_sums - in_two.class_sums).max(initial=0) <= slack * weights
-    shares = np.abs(block.values).sum(axis=1, keepdims=True)
-    assert (np.abs(found.products - in_two.products) <= slack * shares).all()
-    wide = in_two.shifted.astype(np.longdouble)
-    exact, magnitude = np.tril(wide.T @ wide), np.tril(np.abs(wide).T @ np.abs(wide))
-    u = U32 if dtype == np.float32 else U64
-    # Rows that two compilations of a pass store may differ by a rounding.
-    bound = (n + 3 + 8) * u * magnitude
+    for sums in (in_two, found):
+        block.check_sums(sums.shift, sums.total, sums.class_sums, sums.products)
+    exact, bound = product_of(in_two.shifted)
     assert (np.abs(found.product - exact) <= bound).all()
+    n, d = block.rows.shape
     if n > 8 and d > 1:  # the control: a row that is missing shows
-        less = wide[: n // 2]
-        assert (np.abs(found.product - np.tril(less.T @ less)) > bound).any()
+        less, _ = product_of(in_two.shifted[: n // 2])
+        assert (np.abs(found.product - less) > bound).any()
     for threads in (2, 3, 5):
         other = multiplied(block, threads)
         for name in ("shift", "total", "squares", "class_sums", "products", "product"):
             np.testing.assert_array_equal(getattr(other, name), getattr(found, name), strict=True)
+    block.codes, block.values = block.codes[:0], block.values[:0]
+    np.testing.assert_array_equal(multiplied(block, 1).product, found.product)
 
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize(("d", "dtype"), [(270, np.float64), (530, np.float32)])
 def test_a_product_of_several_blocks_of_panels(d: int, dtype: Any) -> None:
     """Rows of two chunks, and panels beyond those that a cache keeps at once, of any processor."""
-    n = 300
-    block = Block(n, d, dtype)
-    found = reduce_into(block, gram(block.rows)).product
-    assert found is not None
-    shifted = reduce_into(block, centred(block.rows)).shifted
-    assert shifted is not None
-    wide = shifted.astype(np.float64)
-    exact, magnitude = wide.T @ wide, np.abs(wide).T @ np.abs(wide)
-    # NumPy's product of float64 rounds as much, and rows may differ by a rounding.
-    bound = 2 * (n + 3 + 8) * (U32 if dtype is np.float32 else U64) * magnitude
-    assert (np.abs(np.tril(found[:d, :d] - exact)) <= bound).all()
+    block = Block(300, d, dtype)
+    found = reduce_into(block, gram(block.rows))
+    exact, bound = product_of(reduce_into(block, centred(block.rows)).shifted)
+    assert (np.abs(np.tril(found.product[:d, :d]) - exact) <= bound).all()
 
 
 @pytest.mark.usefixtures("level")
@@ -490,10 +444,31 @@ def test_rows_by_number_have_the_bits_of_their_copy(
     assert not np.array_equal(others.shifted, copied.shifted) or n < 3
 
 
-def test_a_buffer_without_room_is_refused() -> None:
-    block = Block(9, 2)
-    with pytest.raises(ValueError, match=r"out has to be .* of shape"):
-        reduce_into(block, reducing.Centred(np.empty((8, 2))))
+# In the pass, or multiplied as a matrix.
+@pytest.mark.parametrize("columns", [2, reducing.MATRIX_PRODUCT_FROM + 1])
+@pytest.mark.parametrize(("dtype", "weighted"), [(np.float32, True), (np.float64, False)])
+# One segment, and several; columns that fill no register, no cache line, no stripe.
+@pytest.mark.parametrize(
+    ("n", "d", "segments"), [(3, 5, 1), (203, 209, 1), (203, 1100, 1), (2803, 400, 2)]
+)
+def test_block_sums_are_its_naive_twin(
+    dtype: Any, weighted: bool, columns: int, n: int, d: int, segments: int, level: str
+) -> None:
+    """Also of rows that lie among others."""
+    block = Block(n, d, dtype, weighted=weighted, variables=2, columns=columns, offset=3.0)
+    rows, index, weight = block.rows, None, None
+    if weighted:
+        index, weight = np.random.default_rng(1).permutation(2 * n)[:n], block.weight
+        rows = np.full((2 * n, d), np.nan, dtype)
+        rows[index] = block.rows
+    given = reducing.Block(n, rows, weight, {}, index)
+    found = reducing.sum_block(given, block.shift, block.codes, block.n_codes, block.values)
+    block.check_sums(block.shift, found.total, found.class_sums, found.products)
+    deviations = block.rows.astype(np.float64) - block.shift
+    squares = (np.ones(n) if weight is None else weight) @ deviations**2
+    np.testing.assert_allclose(found.squares, squares, rtol=1e-12)
+    n_sums = 2 + block.n_codes + (columns if columns < reducing.MATRIX_PRODUCT_FROM else 0)
+    assert -(-n // reducing._segment_rows(n, d, n_sums)) == segments
 
 
 # --- arguments that do not fit -------------------------------------------------------------------
@@ -505,8 +480,8 @@ def codes_of(*shape: int) -> Array:
     return np.zeros(shape, np.intp)
 
 
-def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
-    """Arguments with which an entry works."""
+def arguments(dtype: Any) -> dict[str, Any]:
+    """Arguments with which each entry works."""
     lanes = row_kernels.register_width(max(np.dtype(dtype).itemsize, 4))
     whole = -(-D // lanes)
     block = {
@@ -562,31 +537,25 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
             "rows": np.ones((N, D), dtype), "out": np.ones((N, D), dtype), "start": 0, "stop": N,
         },
         "squares_finite": {"rows": np.ones((N, D), dtype), "start": 0, "stop": N},
-    }[entry]  # fmt: skip
+    }  # fmt: skip
 
 
 def part_of_six() -> row_kernels.Block:
     """A block that cannot be centred."""
-    return row_kernels.Block(**arguments_of("Block", np.float64) | {"part_rows": 6})
+    return row_kernels.Block(**arguments(np.float64)["Block"] | {"part_rows": 6})
 
 
 def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
     """A function of the module, or the method of a block."""
     if entry != "check_sums":
         return cast(Callable[..., Any], getattr(row_kernels, entry))
-    block = row_kernels.Block(**arguments_of("Block", dtype))
+    block = row_kernels.Block(**arguments(dtype)["Block"])
     block.sums[:] = 1.0
     return block.check_sums
 
 
-ENTRIES = [
-    *((entry, dtype) for dtype in DTYPES for entry in (
-        "sample_columns", "Block", "centre_columns", "reduce_chunks", "Addition",
-        "ScatterAddition", "check_sums", "reference_is_far", "count_classes", "sum_block",
-        "PackedFactors", "apply_rows", "squares_finite",
-    )),
-    ("apply_rows", np.float16),
-]  # fmt: skip
+ENTRIES = [(entry, dtype) for dtype in DTYPES for entry in arguments(dtype)]
+ENTRIES.append(("apply_rows", np.float16))
 WRITTEN = {
     "centre_columns": {"out"},
     "reduce_chunks": {"panels", "product", "counters"},
@@ -643,22 +612,28 @@ def misfits(entry: str, name: str, array: Array) -> Iterator[Array]:
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize(("entry", "dtype"), ENTRIES)
 def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> None:
-    """Before anything is read or written: too short, too long, of another dtype or layout."""
+    """Before anything is read or written, and nothing is held: an array may then be resized."""
     call = call_of(entry, dtype)
-    call(*arguments_of(entry, dtype).values())  # the control
-    given = arguments_of(entry, dtype)
+    call(*arguments(dtype)[entry].values())  # the control
+    given = arguments(dtype)[entry]
     before = {k: v.copy() for k, v in given.items() if isinstance(v, np.ndarray)}
-    refused = 0
+
+    def held() -> dict[str, int]:
+        return {name: sys.getrefcount(given[name]) for name in before}
+
+    at_first, refused = held(), 0
     for name in before:
         for misfit in misfits(entry, name, given[name]):
             with pytest.raises((ValueError, TypeError)):
                 call(*(given | {name: misfit}).values())
             refused += 1
+            del misfit
         if name not in OPTIONAL:
             with pytest.raises((ValueError, TypeError)):
                 call(*(given | {name: None}).values())
         for other in before:
             assert given[other].tobytes() == before[other].tobytes(), (name, other)
+        assert held() == at_first
     assert refused >= 7 * len(before)
 
 
@@ -684,7 +659,7 @@ def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> Non
     ],
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused(entry: str, change: dict[str, Any]) -> None:
-    given = arguments_of(entry, np.float64)
+    given = arguments(np.float64)[entry]
     before = {k: v.copy() for k, v in given.items() if isinstance(v, np.ndarray)}
     with pytest.raises(ValueError, match=r"ha(s|ve) to|needs|rows"):
         getattr(row_kernels, entry)(*(given | change).values())
@@ -693,7 +668,7 @@ def test_a_number_out_of_range_is_refused(entry: str, change: dict[str, Any]) ->
 
 def test_a_block_keeps_its_arrays() -> None:
     """Memory that a kernel reads is not given back while the block lives."""
-    given = arguments_of("Block", np.float32)
+    given = arguments(np.float32)["Block"]
     watched = [weakref.ref(array) for array in given.values() if isinstance(array, np.ndarray)]
     block = row_kernels.Block(**given)
     del given

@@ -1,13 +1,10 @@
-"""Scatters other than the full one: the variances alone, and a sample of the rows.
-
-Constraints are exact for both; a formula states the excess of a sample. Every property has its
-control: the step that secures it is left out, and the figure breaks.
-"""
+"""Scatters other than the full one: the variances alone, and a sample of the rows."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +72,8 @@ def distortion(eraser: sf.Projection, covariance: Float) -> float:
     return float(np.sum((left.T @ left) * (right.T @ covariance @ right)))
 
 
-def leace(moments: sf.Moments) -> sf.Projection:
-    return sf.leace(moments, erase="z")
-
-
-def splince(moments: sf.Moments) -> sf.Projection:
-    return sf.splince(moments, erase="z", keep="y")
+leace = partial(sf.leace, erase="z")
+splince = partial(sf.splince, erase="z", keep="y")
 
 
 # --- sums of the variances ------------------------------------------------------------------------
@@ -418,21 +411,15 @@ def draws(
     full = sf.Moments().update(np.asarray(X, np.float64), labels)
     covariance = full.covariance(ddof=0)
     least, total = distortion(fit(full), covariance), float(np.trace(covariance))
-    figures = []
+    figures = np.empty((4, count))
     for seed in range(count):
         moments = sf.Moments(subsample=rate, random_state=seed).update(X, labels)
         eraser = fit(moments)
-        report = eraser.report
-        assert report is not None
-        found, naive = (
-            distortion(eraser, covariance),
-            distortion(eraser, moments.covariance(ddof=0)),
-        )
-        excess = None if report.sampling is None else report.sampling.expected_excess
-        expected = np.nan if excess is None else excess
-        stated = report.distortion * total
-        figures.append((found / least - 1, expected, stated / found, naive / found))
-    return tuple(np.array(figures).T)  # type: ignore[return-value]
+        report: Any = eraser.report
+        found, naive = (distortion(eraser, c) for c in (covariance, moments.covariance(ddof=0)))
+        expected, stated = report.sampling.expected_excess, report.distortion * total
+        figures[:, seed] = found / least - 1, expected, stated / found, naive / found
+    return tuple(figures)  # type: ignore[return-value]
 
 
 def errors_from(found: Float, expected: Float) -> float:
@@ -498,19 +485,13 @@ def test_excess_on_real_embeddings(
     assert abs(reported.mean() - 1) < 0.15
 
 
-def with_giants(n: int, d: int) -> tuple[Float, dict[str, NDArray[Any]]]:
-    """One row in a thousand is a hundred times as long, along one feature."""
+def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row in a thousand is a hundred times as long, along one feature, which is named."""
+    n, d = 6000, 32
     X, labels = gaussian(n, d, 0.8)
     rng = np.random.default_rng(7)
     giant = rng.random(n) < 1e-3
     X[giant, 3] += 100 * d**0.5 * rng.choice([-1.0, 1.0], giant.sum())
-    return X, labels
-
-
-def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a warning names the feature."""
-    n, d = 6000, 32
-    X, labels = with_giants(n, d)
     frame = pd.DataFrame(X, columns=[f"f{j}" for j in range(d)])
     with pytest.warns(SampledScatterWarning, match=r"1 feature\(s\) \('f3'\)"):
         repaired = draws(frame, labels, 5 * d / n, 60, leace)[0]
@@ -527,41 +508,7 @@ def test_too_few_rows_for_the_formula_state_no_excess() -> None:
     assert sample.distortion(one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)
 
 
-# --- kernels --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("columns", [2, 9])  # in the pass, or multiplied as a matrix
-# One segment, and several; columns that fill no register, no cache line, no stripe.
-@pytest.mark.parametrize(
-    ("n", "d", "segments"), [(3, 5, 1), (203, 209, 1), (203, 1100, 1), (2803, 400, 2)]
-)
-def test_block_sums_are_its_naive_twin(
-    dtype: Any, weighted: bool, columns: int, n: int, d: int, segments: int, level: str
-) -> None:
-    """Also of rows that lie among others."""
-    rng = np.random.default_rng(0)
-    lying = rng.normal(size=(2 * n, d)).astype(dtype)
-    index = rng.permutation(2 * n)[:n] if weighted else None
-    rows = lying[:n] if index is None else lying[index]
-    weight = rng.random(n) + 0.1 if weighted else None
-    codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
-    values, shift = rng.normal(size=(columns, n)), rng.normal(size=d)
-    given = rows if index is None else lying
-    sums = block.sum_block(block.Block(n, given, weight, {}, index), shift, codes, 5, values)
-    w = np.ones(n) if weight is None else weight
-    y = rows.astype(np.float64) - shift
-    near = {"rtol": 1e-12, "atol": 1e-11}
-    np.testing.assert_allclose(sums.total, w @ y, **near)
-    np.testing.assert_allclose(sums.squares, w @ (y * y), **near)
-    np.testing.assert_allclose(sums.products, values @ y, **near)
-    expected = np.zeros((5, d))
-    for column in codes:
-        np.add.at(expected, column[column >= 0], (w[:, None] * y)[column >= 0])
-    np.testing.assert_allclose(sums.class_sums, expected, **near)
-    n_sums = 2 + 5 + (columns if columns < block.MATRIX_PRODUCT_FROM else 0)
-    assert -(-n // block._segment_rows(n, d, n_sums)) == segments
+# --- rows that are refused ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

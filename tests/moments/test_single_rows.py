@@ -18,13 +18,12 @@ from splince_fast.moments.variables import ClassSums
 D, BLOCK = 3, 8
 
 
-def waiting(dtype: Any = np.float64, **parameters: Any) -> Moments:
-    """Four rows that wait, of classes 0 and 1 and of False and True; the last by the fast path."""
-    X = np.arange(4 * D, dtype=dtype).reshape(4, D)
-    labels = {"z": np.array([0, 1, 0, 1]), "y": np.array([True, False, False, True])}
+def waiting(z: Any, **parameters: Any) -> Moments:
+    """Four rows that wait, labelled z, and False and True; the last by the fast path."""
+    X, y = np.arange(4.0 * D).reshape(4, D), np.array([True, False, False, True])
     moments = Moments(block_rows=BLOCK, **parameters)
     for rows in (slice(2), slice(2, 3), slice(3, 4)):
-        moments.update(X[rows], {name: column[rows] for name, column in labels.items()})
+        moments.update(X[rows], {"z": z[rows], "y": y[rows]})
     return moments
 
 
@@ -112,17 +111,38 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", [*LIKE, *OTHER, *OPTIONS])
+@cache
+def declaring(library: str, names: str) -> Any:
+    """A dtype that declares each letter as a class; the same object for the same names."""
+    module: Any = pytest.importorskip(library)
+    return (module.CategoricalDtype if library == "pandas" else module.Enum)(list(names))
+
+
+def declared(library: str, names: str, values: Any) -> Any:
+    return pytest.importorskip(library).Series(list(values), dtype=declaring(library, names))
+
+
+# Labels of declared classes, of which "c" is of no row so far.
+DECLARED = [
+    (library, *label) for library in ("pandas", "polars")
+    for label in [("abc", "b"), ("abc", "c"), ("abc", (None,)), ("abcd", "b"), ("ab", "b"),
+                  ("abc", "ba"), ("abc", "")]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*LIKE, *OTHER, *OPTIONS, *DECLARED], ids=str)
 def test_a_single_row_does_what_it_does_without_the_fast_path(
-    case: str, monkeypatch: pytest.MonkeyPatch
+    case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parameters, options = OPTIONS.get(case, ({}, {}))
-    given = (LIKE | OTHER).get(case, (row(), labels()))
+    given, z = (LIKE | OTHER).get(case, (row(), labels())), np.array([0, 1, 0, 1])
+    if case in DECLARED:
+        given, z = (row(), labels() | {"z": declared(*case)}), declared(case[0], "abc", "abab")
 
     def run() -> list[tuple[Any, ...]]:
-        weighted = waiting(**parameters)
-        weighted.update(row(), labels(), sample_weight=[3.0])
-        return [outcome(some, *given, **options) for some in (waiting(**parameters), weighted)]
+        plain, weighted = (waiting(z, **parameters) for _ in range(2))
+        weighted.update(row(), labels() | {"z": z[1:2]}, sample_weight=[3.0])
+        return [outcome(some, *given, **options) for some in (plain, weighted)]
 
     found = run()
     without_the_fast_path(monkeypatch)
@@ -137,37 +157,6 @@ def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> No
         moments.update(np.ones((n, D)), {"z": np.arange(n), **labels_of})
     with pytest.raises(LabelError, match="kinds names 'w'"):
         moments.update(row(), {"z": np.array([0])})
-
-
-@cache
-def declaring(library: str, names: str) -> Any:
-    """A dtype that declares each letter as a class; the same object for the same names."""
-    module: Any = pytest.importorskip(library)
-    return (module.CategoricalDtype if library == "pandas" else module.Enum)(list(names))
-
-
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-@pytest.mark.parametrize(
-    ("names", "values"),  # the class "c" is declared, and of no row so far
-    [("abc", "b"), ("abc", "c"), ("abc", [None]), ("abcd", "b"), ("ab", "b"), ("abc", "ba"),
-     ("abc", "")],
-)  # fmt: skip
-def test_a_single_label_of_declared_classes_has_the_bits_of_the_general_path(
-    library: str, names: str, values: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def column(names: str, values: Any) -> Any:
-        module: Any = pytest.importorskip(library)
-        return module.Series(list(values), dtype=declaring(library, names))
-
-    def run() -> tuple[Any, ...]:
-        before = column("abc", "aba")
-        moments = Moments(block_rows=BLOCK).update(np.eye(2, D), {"z": before[:2]})
-        moments.update(row(), {"z": before[2:]})
-        return outcome(moments, row(), {"z": column(names, values)})
-
-    found = run()
-    without_the_fast_path(monkeypatch)
-    assert found == run()
 
 
 def single(dtype: Any = np.float32) -> tuple[Any, dict[str, Any]]:

@@ -37,6 +37,7 @@ from splince_fast._runtime import threads as thread_pool
 from splince_fast.exceptions import InputError
 from splince_fast.methods import fit
 from splince_fast.moments import block
+from splince_fast.moments import moments as moments_module
 
 COUNTS = ["1", "2", "3", "7"]
 VARIABLE = "SPLINCE_FAST_NUM_THREADS"
@@ -178,7 +179,7 @@ def test_the_number_of_threads_changes_no_byte(
 def test_threads_share_rows_or_columns_of_a_sample(
     monkeypatch: pytest.MonkeyPatch, classes: int
 ) -> None:
-    X = normal(4096, 600)
+    X = normal(1400, 600)
     labels = {"z": np.arange(len(X)) % classes}
     assert (block._segment_rows(len(X), 600, 2 + classes) < len(X)) == (classes == 2)
     found = set()
@@ -230,35 +231,37 @@ USES: dict[str, Callable[[Moments, Path], Any]] = {
 }
 
 
-def second_thread(
-    monkeypatch: pytest.MonkeyPatch, moments: Moments, use: Callable[[], Any]
-) -> tuple[bool, threading.Thread]:
-    """Start `use` in the middle of an update of 50 rows; whether it ended before the update."""
-    original = getattr(*REDUCTION)
-    threads: list[threading.Thread] = []
-    ended: list[bool] = []
+def run_beside(
+    patch: pytest.MonkeyPatch, place: tuple[Any, str], act: Callable[[], Any]
+) -> tuple[list[threading.Thread], list[bool]]:
+    """Before the first call of a function, start `act` in a thread; whether it ended in 0.2 s."""
+    original, threads, ended = getattr(*place), list[threading.Thread](), list[bool]()
 
-    def meanwhile(*arguments: Any) -> None:
-        original(*arguments)
+    def call(*arguments: Any, **options: Any) -> Any:
         if not threads:
-            threads.append(threading.Thread(target=use))
+            threads.append(threading.Thread(target=act))
             threads[0].start()
             threads[0].join(timeout=0.2)
             ended.append(not threads[0].is_alive())
+        return original(*arguments, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(*REDUCTION, meanwhile)
+    patch.setattr(*place, call)
+    return threads, ended
+
+
+def second_thread(moments: Moments, use: Callable[[], Any]) -> tuple[bool, threading.Thread]:
+    """Start `use` in the middle of an update of 50 rows; whether it ended before the update."""
+    with pytest.MonkeyPatch.context() as patch:
+        threads, ended = run_beside(patch, REDUCTION, use)
         moments.update(normal(50, 4), {"z": np.arange(50) % 2})
     return ended[0], threads[0]
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_second_thread_waits_and_the_sums_are_right(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, use: str
-) -> None:
+def test_a_second_thread_waits_and_the_sums_are_right(tmp_path: Path, use: str) -> None:
     X, labels = normal(50, 4), {"z": np.arange(50) % 2}
     moments = Moments(block_rows=16).update(X, labels)
-    ended, thread = second_thread(monkeypatch, moments, lambda: USES[use](moments, tmp_path))
+    ended, thread = second_thread(moments, lambda: USES[use](moments, tmp_path))
     thread.join(timeout=30)
     assert not ended
     assert not thread.is_alive()
@@ -266,11 +269,11 @@ def test_a_second_thread_waits_and_the_sums_are_right(
     check(moments, expected + Rows.of(*ADDED[use]) if use in ADDED else expected)
 
 
-def test_without_the_lock_the_second_thread_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_lock_the_second_thread_does_not_wait() -> None:
     """The control of the test above."""
     moments = Moments(block_rows=16).update(normal(50, 4), {"z": np.arange(50) % 2})
     moments._lock = nullcontext()
-    ended, thread = second_thread(monkeypatch, moments, lambda: moments.n_rows or moments.copy())
+    ended, thread = second_thread(moments, lambda: moments.n_rows or moments.copy())
     thread.join(timeout=30)
     assert ended
 
@@ -299,30 +302,14 @@ def test_eight_threads_fill_one_object() -> None:
     check(moments, Rows.of(X, {"z": z}))
 
 
-class Watched(np.ndarray[Any, Any]):
-    """An array that lets another thread act whenever it is read in a division."""
-
-    act: Callable[[], Any]
-    seen: list[Any]
-
-    def __truediv__(self, other: Any) -> Any:
-        if not self.seen:
-            self.seen.append(threading.Thread(target=self.act))
-            self.seen[0].start()
-            self.seen[0].join(timeout=0.2)
-        return np.asarray(self) / other
-
-
-def test_a_covariance_is_of_one_moment_in_time() -> None:
+def test_a_covariance_is_of_one_moment_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update while the scatter is being read would mix two states into one wrong number."""
-    moments = Moments(block_rows=4).update(normal(8, 4))
-    state = moments._state()
-    watched = state.second.matrix.view(Watched)
-    watched.act, watched.seen = lambda: moments.update(normal(8, 4, seed=1)), []
-    state.second.matrix = watched
-    covariance = moments.covariance()
-    np.testing.assert_allclose(covariance, np.cov(normal(8, 4).T), rtol=1e-12)
-    watched.seen[0].join(timeout=30)
+    moments = flushed(Moments(block_rows=4).update(normal(8, 4)))
+    more = partial(moments.update, normal(8, 4, seed=1))
+    threads, ended = run_beside(monkeypatch, (moments_module, "denominator"), more)
+    np.testing.assert_allclose(moments.covariance(), np.cov(normal(8, 4).T), rtol=1e-12)
+    assert ended == [False]
+    threads[0].join(timeout=30)
     assert moments.n_rows == 16
 
 
@@ -396,26 +383,15 @@ def test_solves_from_several_threads_agree(shared: bool) -> None:
     """Also from one and the same moments: a solve reads them, and readers do not disturb."""
     data = draw_data(34)
     expected = erase("splince", data.moments()).matrix()
-    found: list[Float] = []
-    errors: list[Exception] = []
     common = data.moments()
 
-    def work() -> None:
+    def work() -> list[Float]:
         own = common if shared else data.moments()
-        for _ in range(600):
-            try:
-                found.append(erase("splince", own).matrix())
-            except sf.SplinceError as error:
-                errors.append(error)
+        return [erase("splince", own).matrix() for _ in range(100)]
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert len(found) == 2400
-    assert all((matrix == expected).all() for matrix in found)
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(work) for _ in range(4)]
+    assert all((matrix == expected).all() for own in found for matrix in own.result())
 
 
 def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,16 +399,8 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
     data, more = draw_data(35), draw_data(36)
     moments = sf.Moments(block_rows=50).update(data.x, {"z": data.z, "y": data.y})
     expected = erase("splince", data.moments())
-    solve, threads = fit.oblique, list[threading.Thread]()
-
-    def interrupted(*args: Any, **options: Any) -> Any:
-        labels = {"z": more.z, "y": more.y}
-        threads.append(threading.Thread(target=moments.update, args=(1e3 * more.x, labels)))
-        threads[0].start()
-        threads[0].join(timeout=0.2)
-        return solve(*args, **options)
-
-    monkeypatch.setattr(fit, "oblique", interrupted)
+    added = partial(moments.update, 1e3 * more.x, {"z": more.z, "y": more.y})
+    threads, _ = run_beside(monkeypatch, (fit, "oblique"), added)
     assert_same(change(erase("splince", moments)), change(expected), slack(data))
     threads[0].join(timeout=30)
     assert moments.n_rows == len(data.x) + len(more.x)
