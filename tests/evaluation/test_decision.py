@@ -142,6 +142,17 @@ def test_equality_needs_the_whole_interval(plain: Comparison) -> None:
     assert "LEACE is not significantly worse; about" in few.sentence
 
 
+def test_equality_needs_rows_that_could_show_a_difference(plain: Comparison) -> None:
+    """A difference that none of m rows shows may be 3 / m (rule of three)."""
+    same = dict.fromkeys(range(SEEDS), 0.7)
+    found = changed(plain, {"none": dict.fromkeys(range(SEEDS), 0.3), "SAL": same, "LEACE": same})
+    large = dataclasses.replace(found.context, sizes=(6000, 600, 1500))
+    many = edited(found, lambda r: {"cells": tuple(c._replace(n=c.n * 100) for c in r.cells)})
+    many = Comparison(edited(many, lambda r: {"sizes": large.sizes}).records, large)
+    assert "are equal within .01" in many.decision().sentence
+    assert "are equal within" not in found.decision().sentence  # cells of 45 rows
+
+
 def test_the_outcome_names_erasing_that_does_not_help(plain: Comparison) -> None:
     found = constant(plain, none=0.8, SAL=0.6, LEACE=0.7).decision()
     assert (found.outcome, found.eraser) == ("no gain", "LEACE")

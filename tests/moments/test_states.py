@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -346,6 +347,25 @@ def test_control_c_during_a_block_of_a_run_counts_its_rows_once(
             run(checkpoint=tmp_path / "run")
     assert 0 < Moments.load(tmp_path / "run").n_rows < N
     assert state_bytes(run(checkpoint=tmp_path / "run")) == state_bytes(run())
+
+
+def test_control_c_after_the_rows_of_a_block_waits_for_the_position(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source, update = sources.from_arrays(*data(), block_rows=75), Moments.update
+
+    def signalled(moments: Moments, *arguments: Any, **more: Any) -> Moments:
+        updated = update(moments, *arguments, **more)
+        if updated.n_rows == 150:
+            signal.raise_signal(signal.SIGINT)
+        return updated
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Moments, "update", signalled)
+        with pytest.raises(KeyboardInterrupt):
+            Moments.from_blocks(source, checkpoint=tmp_path / "run")
+    assert Moments.load(tmp_path / "run").n_rows == 150
+    assert Moments.from_blocks(source, checkpoint=tmp_path / "run").n_rows == N
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
