@@ -604,8 +604,8 @@ def from_model(
     batches: Iterable[object],
     at: str | Module,
     *,
-    labels: Labels = (),
     tokens: object = "mean",
+    labels: Labels = (),
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,
@@ -621,13 +621,11 @@ def from_model(
     batches : iterable
         As for :func:`collect`; an iterator can be read once only.
     at : str or Module
-        One site, as for :func:`collect`.
-    labels : str, list of str, or function, optional
-        As for :func:`collect`.
+        One site.
     tokens : {"mean", "body", "all", "first", "last"} or function
         As for :func:`collect`; or "mean", one row per sequence and call, the mean of its "body".
-    side, feature_dim, output, forward, skip_ids
-        As for :func:`collect`.
+    labels, side, feature_dim, output, forward, skip_ids
+        As for :func:`collect`; without labels, blocks have rows alone.
 
     Returns
     -------
@@ -636,10 +634,8 @@ def from_model(
 
     Raises
     ------
-    InputError, SiteError
-        An argument is invalid, or `at` is not one site.
-    SiteError, NeverCalledError, LabelError
-        During reading: as for :func:`collect`; labels per token for the mean.
+    InputError, SiteError, NeverCalledError, LabelError
+        As for :func:`collect`, mostly during reading; the mean takes no labels per token.
 
     Examples
     --------
@@ -665,18 +661,12 @@ def from_model(
         def add(name: str, value: object) -> None:
             x, mask, _ = selected_rows(name, value, placement, selections)
             shape = tuple(x.shape[:-1]) or (1,)
-            selected = np.ones(shape, bool) if mask is None else mask.cpu().numpy()
-            positions = np.flatnonzero(selected)
+            positions = np.flatnonzero(np.ones(shape) if mask is None else mask.cpu().numpy())
             # A copy, because later operations of the model may change the rows in place.
-            index = torch.from_numpy(positions).to(x.device)
-            rows = torch_to_numpy(x.reshape(-1, x.shape[-1])[index])
+            rows = torch_to_numpy(x.reshape(-1, x.shape[-1])[positions])
             if tokens == "mean":
-                per_token = [k for k, v in columns.items() if label_array(v).shape == shape]
-                if per_token and len(shape) > 1:
-                    raise LabelError(
-                        f"the labels {listed(per_token)} are one per token, and tokens='mean' "
-                        "gives one row per sequence; pass labels per sequence, or other tokens"
-                    )
+                if any(label_array(v).shape == shape != shape[:1] for v in columns.values()):
+                    raise LabelError("tokens='mean' gives one row per sequence; pass such labels")
                 sequence = positions // math.prod(shape[1:])
                 _, starts, counts = np.unique(sequence, return_index=True, return_counts=True)
                 sums = np.add.reduceat(rows, starts, dtype=np.float64)
@@ -687,9 +677,10 @@ def from_model(
             calls.call(inner, calls.batch_to(batch, calls.device_of(inner)), keys, forward)
         if not found:
             raise NeverCalledError(f"a batch does not run {listed(modules)}; choose another site")
-        joined = {key: np.ma.concatenate([own[key] for _, own in found]) for key in columns}
+        join: Any = np.ma.concatenate
+        joined = {key: join([own[key] for _, own in found]) for key in columns}
         return Block(np.concatenate([rows for rows, _ in found]), joined or None)
 
-    rows_of = f"{listed(modules)}, tokens {'a function' if callable(tokens) else tokens}"
-    name = f"activations of {type(inner).__name__} at {rows_of}"
+    described = "a function" if callable(tokens) else tokens
+    name = f"activations of {type(inner).__name__} at {listed(modules)}, tokens {described}"
     return StreamSource(name, batches, read, per_item=True, shuffled=shuffles(batches))

@@ -82,9 +82,8 @@ def fold(
     erasers : Erasers, path, or mapping of str to Projection
         Erasers by site for all tokens, as of ``fit_layers(..., for_fold=True)``.
     into : mapping of str to str, Module, or a list of them, optional
-        All linear layers that read a site. By default the site itself if it is linear or an
-        embedding, and else the layers whose weights multiply its rows in the example: linear
-        layers, routers, and experts in one parameter with three axes.
+        All linear layers that read a site; by default the site itself if it is linear or an
+        embedding, and else the layers, routers and experts that multiply its rows in the example.
     example : mapping, tuple or tensor
         Arguments of one call with a floating output, on which the model is compared with hooks.
     bias : {"error", "add"}
@@ -98,10 +97,9 @@ def fold(
     Raises
     ------
     FoldError
-        Other operations than linear layers read a site, as at a residual stream, or layers that
-        `into` and the example leave out; a weight is quantised, offloaded, distributed or computed
-        from other parameters; erasers are installed; or the outputs differ. All parameters are
-        then unchanged, bit for bit.
+        Other operations than linear layers, or layers that `into` leaves out, read a site; a weight
+        is quantised, offloaded, distributed or computed from other parameters; erasers are
+        installed; or the outputs differ. All parameters are then unchanged, bit for bit.
     InputError
         An argument is invalid, or the erasers are not for all tokens.
 
@@ -155,17 +153,18 @@ def fold(
                     f"{distance:.1e}, and the erasers change them by {effect:.1e}): name all "
                     "readers by into=, or use install if one is a residual connection"
                 )
-        weights = [getattr(c.layer, c.parameter) for c in changes]
-        untied = [c.name for c, w in zip(changes, weights, strict=True) if _untie(model, w, undo)]
+        untied = [c.name for c in changes if _untie(model, getattr(c.layer, c.parameter), undo)]
         for change in changes:
             _merge(change, undo)
         found = outputs()
         difference = _difference(plain, expected, found)
-        is_narrow = any(weight.dtype.itemsize < 4 for weight in weights)
+        is_narrow = any(getattr(c.layer, c.parameter).dtype.itemsize < 4 for c in changes)
         is_equal = difference <= (_TOLERANCE_16 if is_narrow else _TOLERANCE)
-        distances = zip(map(_distance, expected, found), effects, strict=True)
-        # Other code of a layer may read its input, too.
-        if not is_equal or not (is_narrow or all(d <= _READER_TOLERANCE * e for d, e in distances)):
+        if not is_narrow and any(_axis(c.layer, c.placement.side) is None for c in changes):
+            # Experts and routers may read their input by other code, too.
+            pairs = zip(map(_distance, expected, found), effects, strict=True)
+            is_equal &= all(distance <= _READER_TOLERANCE * effect for distance, effect in pairs)
+        if not is_equal:
             raise FoldError(
                 f"the outputs of the folded model differ from hooks by {difference:.1e} of their "
                 f"size: a weight of {names} overflows, or other code reads it; use install"
@@ -198,7 +197,7 @@ class _Change(NamedTuple):
     layer: Any
     placement: Placement
     projection: Projection
-    axis: int | None  # of the features in the weight; None if the layer is not linear
+    axis: Any = None  # of the features in the weight; None if the layer is not linear
     parameter: str = "weight"
 
 
@@ -223,13 +222,13 @@ def _changes(
         check_projection(projection)
         for site, module in sites.find(model, at).items():
             both = projection @ at_sites[site].projection if site in at_sites else projection
-            axis = _axis(module, spec.placement.side)
-            at_sites[site] = _Change(site, site, module, spec.placement, both, axis)
+            at_sites[site] = _Change(site, site, module, spec.placement, both)
     if not at_sites:
         raise InputError("erasers is empty; pass at least one projection by the name of a site")
     if unknown := sorted(set(into) - set(at_sites)):
         raise InputError(f"into= names {listed(unknown)}; the sites are {listed(at_sites)}")
-    others = {k: own for k, own in at_sites.items() if own.axis is None and k not in into}
+    others = [own for own in at_sites.values() if own.site not in into]
+    others = [own for own in others if _axis(own.layer, own.placement.side) is None]
     traced = _readers(model, others, example) if others else {}
     modules, changes = sites.named_modules(model), []
     for site, own in at_sites.items():
@@ -239,8 +238,7 @@ def _changes(
             layer = modules[name]
             own_input = Placement("input", 1 if _is_conv2d(layer) else -1)
             placement = own.placement if layer is own.layer else own_input
-            known = _axis(layer, placement.side)
-            axis = axis if known is None else known
+            axis = _axis(layer, placement.side) if axis is None else axis
             changes.append(_Change(site, name, layer, placement, own.projection, axis, parameter))
             _check_layer(changes[-1])
     return list(at_sites.values()), changes
@@ -252,8 +250,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, model: Module) -> None:
         super().__init__()
         self.rows: dict[str, set[bytes]] = defaultdict(set)  # by site
-        # By site: the axis of the features, by layer and parameter.
-        self.axes: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+        self.axes: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)  # layer, parameter
         self.idle = sites.named_modules(model)  # modules whose parameters are in no product
         self.parameters = {
             parameter.untyped_storage().data_ptr(): (parameter, name, key)
@@ -283,27 +280,24 @@ def _row_bytes(x: Tensor) -> set[bytes]:
     return {row.tobytes() for row in rows.numpy()}
 
 
-def _readers(model: Module, at: Mapping[str, _Change], example: object) -> Any:
+def _readers(model: Module, at: list[_Change], example: object) -> Any:
     """Return the parameters, with axes, by which a call multiplies the rows of each site."""
     products, modules = _Products(model), sites.named_modules(model)
 
     def scale(own: _Change, factor: float, value: object) -> Any:
         """Scale the rows of a site, so that no other layer has equal ones."""
-
-        def scaled(rows: Tensor) -> Tensor:
-            products.rows[own.site] |= _row_bytes(rows := rows * factor)
-            return rows
-
         width = own.projection.n_features
-        return sites.replace_rows(own.site, value, own.placement, width, scaled)
+        new = sites.replace_rows(own.site, value, own.placement, width, lambda rows: rows * factor)
+        products.rows[own.site] |= _row_bytes(sites.pick_rows(own.site, new, own.placement)[0])
+        return new
 
     with calls.evaluating(model), ExitStack() as hooks, products:
-        for i, own in enumerate(at.values(), 1):
+        for i, own in enumerate(at, 1):
             change = partial(scale, own, 1 + i / (2 * len(at)))
             hook = sites.add_hook(own.site, own.layer, own.placement.side, change)
             hooks.callback(hook.remove)
         calls.call(model, example, (), None)
-    for site in at:
+    for site in (own.site for own in at):
         if not (axes := products.axes[site]):
             raise FoldError(
                 f"no linear layer reads {site!r} in the example; norms and residual connections do "
@@ -313,9 +307,8 @@ def _readers(model: Module, at: Mapping[str, _Change], example: object) -> Any:
         for (name, key), axis in list(axes.items()):
             # Experts that the example does not reach read a site as other experts do.
             pattern, kind = re.sub(r"\d+", r"\\d+", re.escape(name)), type(modules[name])
-            for other, module in products.idle.items():
-                if re.fullmatch(pattern, other) and type(module) is kind:
-                    axes[other, key] = axis
+            idle = {k for k, v in products.idle.items() if type(v) is kind}
+            axes |= {(other, key): axis for other in idle if re.fullmatch(pattern, other)}
     return products.axes
 
 
@@ -342,7 +335,7 @@ def _check_layer(change: _Change) -> None:
             "is no plain layer: its weight or bias is quantised, offloaded, distributed, or "
             "computed from other parameters; make it plain, or use install"
         )
-    elif _axis(layer, change.placement.side) is None and change.projection.offset.any():
+    elif change.projection.offset.any() and _axis(layer, change.placement.side) is None:
         reason = f"takes no means of erasers: {_FOR_FOLD}"
     elif weight.shape[change.axis] != change.projection.n_features:
         reason = (
@@ -393,7 +386,8 @@ def _difference(plain: list[Tensor], expected: list[Tensor], found: list[Tensor]
     for a, b, c in zip(plain, expected, found, strict=True):
         # Constants, such as -1e9 at suppressed tokens, do not tell the size of the outputs.
         changed = b[(a != b) & b.isfinite()]
-        relative.append(_distance(b, c) / (float(changed.abs().max()) if len(changed) else 1.0))
+        size = float(changed.abs().max()) if len(changed) else 0.0
+        relative.append(_distance(b, c) / (size or 1.0))
     return float(np.max(relative))  # NaN stays
 
 

@@ -1,7 +1,5 @@
 """Sources of rows: arrays, tensors, files, Arrow data, Hugging Face datasets, dask.
 
-:func:`splince_fast.nn.from_model` makes one of the activations of a model.
-
 A :class:`Source` yields rows in blocks (:class:`Block`). The block boundaries are the same in every
 pass, so that an interrupted run can resume at a block. Sources do not encode labels;
 :mod:`splince_fast.labels` encodes them.

@@ -198,7 +198,7 @@ class StreamSource(Source):
                 f"the {self.name} was read before and can be read only once; make a new generator"
             )
         self._was_read = True
-        items = iter(self._items if self._per_item else self._read(self._items))
+        items: Iterator[Any] = iter(self._items if self._per_item else self._read(self._items))
         n_skipped = sum(1 for _ in itertools.islice(items, first_block))
         if n_skipped < first_block:
             raise too_few_blocks(self.name, first_block, n_skipped)

@@ -16,23 +16,14 @@ from splince_fast import nn as snn
 SITE = "model.layers.1"
 
 
-@pytest.mark.parametrize("tokens", ["mean", "body", "last"])
-def test_rows_and_labels_are_those_of_the_calls(tokens: str) -> None:
-    model, batches = tiny("llama"), [labelled("llama", n, seed=n) for n in (8, 5)]
-    source = snn.from_model(model, batches, SITE, labels="z", tokens=tokens)
-    for block, batch in zip(source, batches, strict=True):
-        x, mask = (
-            state_of(model, SITE, inputs("llama", len(batch["z"]), seed=len(batch["z"]))),
-            batch["attention_mask"],
-        )
-        rank = mask.cumsum(1) * mask
-        mask = rank == rank.max(1, keepdim=True)[0] if tokens == "last" else rank > 1
-        rows = [own[chosen].double() for own, chosen in zip(x, mask, strict=True)]
-        rows = [own.mean(0, keepdim=True) for own in rows] if tokens == "mean" else rows
-        assert np.allclose(block.X, torch.cat(rows), rtol=1e-6, atol=1e-7)
-        assert np.array_equal(
-            block.labels["z"], np.repeat(batch["z"].numpy(), list(map(len, rows)))
-        )
+def test_a_row_is_the_mean_of_attended_tokens_without_the_first() -> None:
+    model, batch = tiny("llama"), labelled("llama", 8)
+    ((rows, labels, _),) = snn.from_model(model, [batch], SITE, labels="z")
+    x, mask = state_of(model, SITE, inputs("llama", 8)).double(), batch["attention_mask"]
+    body = mask.cumsum(1) * mask > 1
+    expected = [own[chosen].mean(0).numpy() for own, chosen in zip(x, body, strict=True)]
+    assert np.allclose(rows, expected, rtol=1e-6, atol=1e-7)
+    assert np.array_equal(labels["z"], batch["z"])
 
 
 def test_moments_of_the_source_are_those_of_collect() -> None:
@@ -41,11 +32,9 @@ def test_moments_of_the_source_are_those_of_collect() -> None:
         batch["y"] = torch.where(batch["input_ids"] > 40, -100, batch["input_ids"] % 3)
     options: dict[str, Any] = {"labels": ["z", "y"], "tokens": "body"}
     expected = snn.collect(model, batches, SITE, **options)[SITE]
-    source = snn.from_model(model, batches, SITE, **options)
-    found = sf.Moments.from_blocks(source, by="z")
+    found = sf.Moments.from_blocks(snn.from_model(model, batches, SITE, **options), by="z")
     assert found.n_rows == expected.n_rows == sum(m.n_rows for m in found.by_class.values())
-    for f in (lambda m: m.covariance(), lambda m: m.cross_covariance("y")):
-        # Rows are float32.
+    for f in (lambda m: m.covariance(), lambda m: m.cross_covariance("y")):  # of float32 rows
         assert np.allclose(f(found), f(expected), atol=1e-6 * np.abs(f(expected)).max())
 
 
@@ -62,57 +51,35 @@ def test_an_eraser_of_means_erases_the_means() -> None:
     assert np.array_equal(again.cross_covariance("z"), before.cross_covariance("z"))
 
 
-def test_the_model_is_left_as_found_also_when_a_pass_stops() -> None:
-    model = tiny("llama").train()
-    model.model.norm.eval()
-    modes = [m.training for m in model.modules()]
-    source = snn.from_model(model, [inputs("llama"), inputs("llama"), {"input_ids": "a"}], SITE)
-    for read in (lambda: next(iter(source)), lambda: sf.Moments.from_blocks(source)):
-        try:
-            block = read()
-            assert block.labels is None
-        except AttributeError:
-            pass
-        assert torch.is_grad_enabled()
-        assert [m.training for m in model.modules()] == modes
-        assert hooks_in(model) == 0
-
-
-def test_a_resumed_run_skips_batches_without_running_the_model(tmp_path: Path) -> None:
-    # The second layer changes the rows in place.
-    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(inplace=True))
+def test_a_stopped_pass_leaves_the_model_and_resumes_without_running_it(tmp_path: Path) -> None:
+    # The second layer changes the rows of the first in place.
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(inplace=True)).train()
     batches = [rows_with(torch.randn(20, 5)) for _ in range(5)]
     calls: list[int] = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    whole = sf.Moments().update(model[0](torch.cat([b["input"] for b in batches])))
-    path, broken = tmp_path / "run.moments", [*batches[:3], {}]
-    with pytest.raises(sf.exceptions.LabelError):
-        sf.Moments.from_blocks(snn.from_model(model, broken, "0", labels="z"), checkpoint=path)
+    path, wrong = tmp_path / "run.moments", rows_with(torch.ones(20, 4))
+    source = snn.from_model(model, [*batches[:3], wrong], "0", labels="z")
+    assert next(iter(source)).X.shape == (20, 8)
+    with pytest.raises(RuntimeError, match="shapes"):
+        sf.Moments.from_blocks(source, checkpoint=path)
+    assert (model.training, torch.is_grad_enabled(), hooks_in(model)) == (True, True, 1)
     source = snn.from_model(model, batches, "0", labels="z")
     resumed = sf.Moments.from_blocks(source, checkpoint=path)
-    assert len(calls) == 5
+    assert len(calls) == 1 + 4 + 2
+    whole = sf.Moments().update(model[0](torch.cat([batch["input"] for batch in batches])))
     assert np.allclose(resumed.covariance(), whole.covariance(), rtol=1e-5, atol=1e-6)
     loader = torch.utils.data.DataLoader(batches, batch_size=None, shuffle=True)
-    for match, first, other in (
-        ("5 blocks", 6, source),
-        ("shuffles", 1, snn.from_model(model, loader, "0")),
-    ):
-        with pytest.raises(sf.exceptions.InputError, match=match):
-            list(other.iter_from(first))
+    with pytest.raises(sf.exceptions.InputError, match="shuffles"):
+        list(snn.from_model(model, loader, "0").iter_from(1))
 
 
 def test_invalid_arguments_and_batches_are_errors() -> None:
-    model, x = tiny("sequential"), torch.randn(6, 5)
+    model, batch = tiny("sequential"), {"input": torch.ones(3, 6, 5), "z": torch.zeros(3, 6)}
     for match, at, options in (
         ("pass one site", "*", {}),
         ("tokens is 'median'", "0", {"tokens": "median"}),
-        ("per token", "0", {"labels": "z"}),
+        ("one row per sequence", "0", {"labels": "z"}),
         ("does not run '0'", "0", {"forward": lambda model, batch: None}),
     ):
-        batch = {"input": x.expand(3, 6, 5), "z": torch.zeros(3, 6)}
         with pytest.raises(sf.SplinceError, match=match):
             list(snn.from_model(model, [batch], at, **options))
-    once = snn.from_model(model, iter([(x, x[:, 0] > 0)]), "0", labels="z")
-    assert [len(block.labels["z"]) for block in once] == [6]
-    with pytest.raises(sf.exceptions.InputError, match="read only once"):
-        list(once)
