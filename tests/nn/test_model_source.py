@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,6 @@ from nn.conftest import hooks_in, inputs, labelled, rows_with, state_of, tiny
 from splince_fast import nn as snn
 
 SITE = "model.layers.1"
-
-
-def test_a_row_is_the_mean_of_attended_tokens_without_the_first() -> None:
-    model, batch = tiny("llama"), labelled("llama", 8)
-    ((rows, labels, _),) = snn.from_model(model, [batch], SITE, labels="z")
-    x, mask = state_of(model, SITE, inputs("llama", 8)).double(), batch["attention_mask"]
-    body = mask.cumsum(1) * mask > 1
-    expected = [own[chosen].mean(0).numpy() for own, chosen in zip(x, body, strict=True)]
-    assert np.allclose(rows, expected, rtol=1e-6, atol=1e-7)
-    assert np.array_equal(labels["z"], batch["z"])
 
 
 def test_moments_of_the_source_are_those_of_collect() -> None:
@@ -42,23 +31,26 @@ def test_an_eraser_of_means_erases_the_means() -> None:
     """The mean of P x + c over tokens is P mean + c, so erased tokens have erased means."""
     model, batches = tiny("llama"), [labelled("llama", 60, seed=i) for i in range(3)]
     source = snn.from_model(model, batches, SITE, labels="z")
+    rows, labels, _ = next(iter(source))
+    mask = batches[0]["attention_mask"]
+    body = (mask.cumsum(1) * mask > 1).double()[..., None]  # without the first token
+    expected = (state_of(model, SITE, inputs("llama", 60)) * body).sum(1) / body.sum(1)
+    assert np.allclose(rows, expected, rtol=1e-6, atol=1e-7)
+    assert np.array_equal(labels["z"], batches[0]["z"])
     before = sf.Moments.from_blocks(source)
     with snn.install(model, {SITE: sf.leace(before, erase="z")}):  # the tokens of "body"
         after = sf.Moments.from_blocks(source)
-    left = np.abs(after.cross_covariance("z")) / np.abs(before.cross_covariance("z")).max()
-    assert left.max() < 1e-5
-    again = sf.Moments.from_blocks(source)  # control: without the eraser
-    assert np.array_equal(again.cross_covariance("z"), before.cross_covariance("z"))
+    assert np.ptp(after.cross_covariance("z")) < 1e-5 * np.ptp(before.cross_covariance("z"))
 
 
-def test_a_stopped_pass_leaves_the_model_and_resumes_without_running_it(tmp_path: Path) -> None:
+def test_a_stopped_pass_leaves_the_model_and_resumes_without_running_it(tmp_path: Any) -> None:
     # The second layer changes the rows of the first in place.
     model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(inplace=True)).train()
     batches = [rows_with(torch.randn(20, 5)) for _ in range(5)]
     calls: list[int] = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    path, wrong = tmp_path / "run.moments", rows_with(torch.ones(20, 4))
-    source = snn.from_model(model, [*batches[:3], wrong], "0", labels="z")
+    path, broken = tmp_path / "run.moments", [*batches[:3], rows_with(torch.ones(20, 4))]
+    source = snn.from_model(model, broken, "0", labels="z")
     assert next(iter(source)).X.shape == (20, 8)
     with pytest.raises(RuntimeError, match="shapes"):
         sf.Moments.from_blocks(source, checkpoint=path)
@@ -68,18 +60,13 @@ def test_a_stopped_pass_leaves_the_model_and_resumes_without_running_it(tmp_path
     assert len(calls) == 1 + 4 + 2
     whole = sf.Moments().update(model[0](torch.cat([batch["input"] for batch in batches])))
     assert np.allclose(resumed.covariance(), whole.covariance(), rtol=1e-5, atol=1e-6)
-    loader = torch.utils.data.DataLoader(batches, batch_size=None, shuffle=True)
-    with pytest.raises(sf.exceptions.InputError, match="shuffles"):
-        list(snn.from_model(model, loader, "0").iter_from(1))
 
 
 def test_invalid_arguments_and_batches_are_errors() -> None:
     model, batch = tiny("sequential"), {"input": torch.ones(3, 6, 5), "z": torch.zeros(3, 6)}
     for match, at, options in (
-        ("pass one site", "*", {}),
-        ("tokens is 'median'", "0", {"tokens": "median"}),
-        ("one row per sequence", "0", {"labels": "z"}),
+        ("pass one site", "*", {}), ("one row per sequence", "0", {"labels": "z"}),
         ("does not run '0'", "0", {"forward": lambda model, batch: None}),
-    ):
+    ):  # fmt: skip
         with pytest.raises(sf.SplinceError, match=match):
             list(snn.from_model(model, [batch], at, **options))
