@@ -67,10 +67,10 @@ def test_a_residual_stream_is_refused_and_folds_into_its_writers() -> None:
     [
         (lambda h, w: h.expand(3, -1, -1) @ w, ""),
         (lambda h, w: torch.stack([h.flip(0)[:9] @ own for own in w[:2]]), ""),
-        (lambda h, w: torch.einsum("edf,end->enf", w, h.expand(3, -1, -1)), ""),
+        (lambda h, w: w.mT @ h.expand(3, -1, -1).mT, ""),
         (lambda h, w: h**2 @ w, "no linear layer"),
         (lambda h, w: h[:, None] @ w[torch.arange(40) % 3], "no linear layer"),
-        (lambda h, w: h @ w + 1e-3 * h[:, :5], "other code reads it"),
+        (lambda h, w: h @ w + h[:, :5] + 1e6, "other code reads it"),  # a small part of the size
     ],
 )
 def test_experts_in_one_parameter_are_folded_whole_or_refused(form: Any, error: str) -> None:
