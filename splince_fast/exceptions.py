@@ -76,7 +76,7 @@ class NotEnoughMemoryError(SplinceError, MemoryError):
     """The moments of all sites do not fit in the memory of the device."""
 
 
-class FoldError(SplinceError, ValueError):
+class FoldError(InputError):
     """An eraser cannot be merged into the weights of a model; the weights are unchanged."""
 
 

@@ -18,7 +18,7 @@ from splince_fast.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from splince_fast.nn.collection import Collected, collect
+    from splince_fast.nn.collection import Collected, collect, from_model
     from splince_fast.nn.effects import effect
     from splince_fast.nn.eraser import Eraser, Erasers
     from splince_fast.nn.folding import Folded, fold
@@ -43,6 +43,7 @@ __all__ = [
     "effect",
     "fit_layers",
     "fold",
+    "from_model",
     "install",
 ]
 
@@ -60,6 +61,7 @@ if not TYPE_CHECKING:
             "effect": "effects",
             "fit_layers": "layers",
             "fold": "folding",
+            "from_model": "collection",
             "install": "installed",
         },
         extra="torch",

@@ -1,4 +1,4 @@
-"""Moments of activations at many sites of a model, in one pass over the data."""
+"""Moments of activations at many sites of a model, and the activations of one as a source."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from splince_fast._runtime.arguments import (
 )
 from splince_fast._runtime.names import listed
 from splince_fast._runtime.progress import Progress
+from splince_fast._runtime.rows import torch_to_numpy
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
@@ -51,6 +52,7 @@ from splince_fast.nn.calls import MISSING_LABEL, CallSelections, Selection, Toke
 from splince_fast.nn.eraser import Erasers
 from splince_fast.nn.sites import BySite, CollectionSpec, Placement, Site
 from splince_fast.projection import Projection
+from splince_fast.sources.base import Block, Source, StreamSource, shuffles
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
 
@@ -595,3 +597,90 @@ def collect(
     inner, placement = calls.unwrap(model), Placement(side, feature_dim, output, heads)
     collector = Collector(inner, at, labels, tokens, weight, skip_ids, device, placement, moments)
     return collector.run(inner, batches, forward, progress)
+
+
+def from_model(
+    model: object,
+    batches: Iterable[object],
+    at: str | Module,
+    *,
+    tokens: object = "mean",
+    labels: Labels = (),
+    side: str = "output",
+    feature_dim: int = -1,
+    output: int | str | None = None,
+    forward: Callable[[Any, Any], Any] | None = None,
+    skip_ids: Iterable[int] = (),
+) -> Source:
+    """Return a source of the activations of a model at one site, computed when they are read.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        As for :func:`collect`; its mode and hooks are restored after every batch.
+    batches : iterable
+        As for :func:`collect`; an iterator can be read once only.
+    at : str or Module
+        One site.
+    tokens : {"mean", "body", "all", "first", "last"} or function
+        As for :func:`collect`; or "mean", one row per sequence and call, the mean of its "body".
+    labels, side, feature_dim, output, forward, skip_ids
+        As for :func:`collect`; without labels, blocks have rows alone.
+
+    Returns
+    -------
+    Source
+        Each batch is a block. Resuming reads earlier batches, but does not run them.
+
+    Raises
+    ------
+    InputError, SiteError, NeverCalledError, LabelError
+        As for :func:`collect`, mostly during reading; the mean takes no labels per token.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+    >>> batches = [{"input": torch.randn(50, 3), "z": torch.arange(50) % 2} for _ in range(4)]
+    >>> sf.Moments.from_blocks(snn.from_model(model, batches, "1", labels="z")).n_rows
+    200
+    """
+    inner, placement = calls.unwrap(model), Placement(side, feature_dim, output)
+    rule = TokenRule.of(None if tokens in ("mean", "body") else tokens, skip_ids)
+    modules, keys = sites.find(inner, at), label_keys(labels)
+    if len(modules) > 1:
+        raise SiteError(f"at names {listed(modules)}; pass one site, and make a source for each")
+    calls.check_inputs(batches, forward)
+
+    def read(batch: Any) -> Block:
+        columns, selections = read_labels(batch, labels), CallSelections(rule)
+        found: list[tuple[NDArray[Any], dict[str, Any]]] = []  # rows and labels of each call
+
+        def add(name: str, value: object) -> None:
+            x, mask, _ = selected_rows(name, value, placement, selections)
+            shape = tuple(x.shape[:-1]) or (1,)
+            positions = np.flatnonzero(np.ones(shape) if mask is None else mask.cpu().numpy())
+            # A copy, because later operations of the model may change the rows in place.
+            rows = torch_to_numpy(x.reshape(-1, x.shape[-1])[positions])
+            if tokens == "mean":
+                if any(label_array(v).shape == shape != shape[:1] for v in columns.values()):
+                    raise LabelError("tokens='mean' gives one row per sequence; pass such labels")
+                sequence = positions // math.prod(shape[1:])
+                _, starts, counts = np.unique(sequence, return_index=True, return_counts=True)
+                sums = np.add.reduceat(rows, starts, dtype=np.float64)
+                rows, positions = (sums / counts[:, None]).astype(rows.dtype), positions[starts]
+            found.append((rows, row_labels(columns, shape, positions)[1]))
+
+        with watching(inner, modules, placement, selections, add), calls.evaluating(inner):
+            calls.call(inner, calls.batch_to(batch, calls.device_of(inner)), keys, forward)
+        if not found:
+            raise NeverCalledError(f"a batch does not run {listed(modules)}; choose another site")
+        join: Any = np.ma.concatenate
+        joined = {key: join([own[key] for _, own in found]) for key in columns}
+        return Block(np.concatenate([rows for rows, _ in found]), joined or None)
+
+    described = "a function" if callable(tokens) else tokens
+    name = f"activations of {type(inner).__name__} at {listed(modules)}, tokens {described}"
+    return StreamSource(name, batches, read, per_item=True, shuffled=shuffles(batches))

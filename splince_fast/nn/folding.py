@@ -7,6 +7,8 @@ vector of an embedding is erased.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from splince_fast._runtime.arguments import warn
 from splince_fast._runtime.names import listed
@@ -34,6 +37,8 @@ _TOLERANCE, _TOLERANCE_16 = 1e-4, 2e-2
 # reader that is not named makes a difference of the order of the erasers' effect, which can be
 # below the rounding of folded weights of 16 bits.
 _READER_TOLERANCE = 0.1
+# Operations of torch, and of transformers, that multiply the rows of an argument by a matrix.
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback")
 _FOR_FOLD = (
     "erasers = fit_layers(..., for_fold=True), then fold(model, erasers, into={site: layers}, "
     "example=batch)"
@@ -77,7 +82,8 @@ def fold(
     erasers : Erasers, path, or mapping of str to Projection
         Erasers by site for all tokens, as of ``fit_layers(..., for_fold=True)``.
     into : mapping of str to str, Module, or a list of them, optional
-        All linear layers that read each site, unless it is itself linear or an embedding.
+        All linear layers that read a site; by default the site itself if it is linear or an
+        embedding, and else the layers, routers and experts that multiply its rows in the example.
     example : mapping, tuple or tensor
         Arguments of one call with a floating output, on which the model is compared with hooks.
     bias : {"error", "add"}
@@ -91,7 +97,7 @@ def fold(
     Raises
     ------
     FoldError
-        Other operations than the layers of `into` read a site; a layer is not linear, or its weight
+        Other operations than linear layers, or layers that `into` leaves out, read a site; a weight
         is quantised, offloaded, distributed or computed from other parameters; erasers are
         installed; or the outputs differ. All parameters are then unchanged, bit for bit.
     InputError
@@ -111,7 +117,7 @@ def fold(
     >>> z = torch.arange(300) % 2
     >>> x = torch.randn(300, 6) + z[:, None] * torch.arange(6)
     >>> erasers = snn.fit_layers(model, [{"input": x, "z": z}], "0", sf.leace, erase="z")
-    >>> folded = snn.fold(model, erasers, into={"0": "1"}, example=x)
+    >>> folded = snn.fold(model, erasers, example=x)
     >>> folded.layers, folded.difference < 1e-5
     ({'0': ('1',)}, True)
     """
@@ -120,7 +126,8 @@ def fold(
         raise InputError(f"bias is {bias!r}; it must be 'error' or 'add'")
     if example is None:
         raise InputError("example is None; pass the arguments of one call, such as a batch")
-    at_sites, changes = _changes(model, erasers, into or {})
+    inputs = calls.batch_to(example, calls.device_of(model))
+    at_sites, changes = _changes(model, erasers, into or {}, inputs)
     names = listed(c.name for c in changes)
     without_bias = [
         c.name for c in changes if c.projection.offset.any() and getattr(c.layer, "bias", 0) is None
@@ -129,7 +136,7 @@ def fold(
         raise FoldError(
             f"{listed(without_bias)} have no bias, which the means of the erasers need: {_FOR_FOLD}"
         )
-    outputs = partial(_outputs, model, calls.batch_to(example, calls.device_of(model)))
+    outputs = partial(_outputs, model, inputs)
     with calls.evaluating(model), ExitStack() as undo:
         plain, expected = outputs(), outputs(at_sites)
         effects = list(map(_distance, plain, expected))
@@ -144,14 +151,20 @@ def fold(
                 raise FoldError(
                     f"other layers or operations than {names} read the sites (outputs differ by "
                     f"{distance:.1e}, and the erasers change them by {effect:.1e}): name all "
-                    "readers, or use install if one is a residual connection"
+                    "readers by into=, or use install if one is a residual connection"
                 )
-        untied = [c.name for c in changes if _untie(model, c.layer.weight, undo)]
+        untied = [c.name for c in changes if _untie(model, getattr(c.layer, c.parameter), undo)]
         for change in changes:
             _merge(change, undo)
-        difference = _difference(plain, expected, outputs())
-        is_narrow = any(c.layer.weight.dtype.itemsize < 4 for c in changes)
-        if not difference <= (_TOLERANCE_16 if is_narrow else _TOLERANCE):
+        found = outputs()
+        difference = _difference(plain, expected, found)
+        is_narrow = any(getattr(c.layer, c.parameter).dtype.itemsize < 4 for c in changes)
+        is_equal = difference <= (_TOLERANCE_16 if is_narrow else _TOLERANCE)
+        if not is_narrow and any(_axis(c.layer, c.placement.side) is None for c in changes):
+            # Experts and routers may read their input by other code, too.
+            pairs = zip(map(_distance, expected, found), effects, strict=True)
+            is_equal &= all(distance <= _READER_TOLERANCE * effect for distance, effect in pairs)
+        if not is_equal:
             raise FoldError(
                 f"the outputs of the folded model differ from hooks by {difference:.1e} of their "
                 f"size: a weight of {names} overflows, or other code reads it; use install"
@@ -184,10 +197,12 @@ class _Change(NamedTuple):
     layer: Any
     placement: Placement
     projection: Projection
+    axis: Any = None  # of the features in the weight; None if the layer is not linear
+    parameter: str = "weight"
 
 
 def _changes(
-    model: Module, erasers: Any, into: Mapping[str, Any]
+    model: Module, erasers: Any, into: Mapping[str, Any], example: object
 ) -> tuple[list[_Change], list[_Change]]:
     """Return the sites, and the layers to change."""
     for name, module in sites.named_modules(model).items():
@@ -212,33 +227,104 @@ def _changes(
         raise InputError("erasers is empty; pass at least one projection by the name of a site")
     if unknown := sorted(set(into) - set(at_sites)):
         raise InputError(f"into= names {listed(unknown)}; the sites are {listed(at_sites)}")
-    changes = []
+    others = [own for own in at_sites.values() if own.site not in into]
+    others = [own for own in others if _axis(own.layer, own.placement.side) is None]
+    traced = _readers(model, others, example) if others else {}
+    modules, changes = sites.named_modules(model), []
     for site, own in at_sites.items():
         layers = sites.find(model, into[site]) if site in into else {site: own.layer}
-        for name, layer in layers.items():
+        found = traced[site] if site in traced else {(name, "weight"): None for name in layers}
+        for (name, parameter), axis in found.items():
+            layer = modules[name]
             own_input = Placement("input", 1 if _is_conv2d(layer) else -1)
             placement = own.placement if layer is own.layer else own_input
-            changes.append(_Change(site, name, layer, placement, own.projection))
+            axis = _axis(layer, placement.side) if axis is None else axis
+            changes.append(_Change(site, name, layer, placement, own.projection, axis, parameter))
             _check_layer(changes[-1])
     return list(at_sites.values()), changes
+
+
+class _Products(TorchDispatchMode):  # type: ignore[misc]
+    """Mode that finds the parameters by which rows of sites are multiplied."""
+
+    def __init__(self, model: Module) -> None:
+        super().__init__()
+        self.rows: dict[str, set[bytes]] = defaultdict(set)  # by site
+        self.axes: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)  # layer, parameter
+        self.idle = sites.named_modules(model)  # modules whose parameters are in no product
+        self.parameters = {
+            parameter.untyped_storage().data_ptr(): (parameter, name, key)
+            for name, module in self.idle.items()
+            for key, parameter in module._parameters.items()
+            if type(parameter) is torch.nn.Parameter and not isinstance(module, torch.nn.Embedding)
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "overloadpacket", func).__name__
+        pairs = [args["add" in name :][:2]] if name in _PRODUCTS else []
+        for x, w in [*pairs, *((w.mT, x.mT) for x, w in pairs)]:  # x w = (w^T x^T)^T
+            address = w.untyped_storage().data_ptr()
+            if address in self.parameters and x.numel():
+                parameter, layer, key = self.parameters[address]
+                self.idle.pop(layer, None)
+                rows, features = _row_bytes(x), (x.shape[-1], w.stride(-2))
+                axes = list(zip(parameter.shape, parameter.stride(), strict=True))
+                for site in self.rows if features in axes else ():
+                    if rows <= self.rows[site]:
+                        self.axes[site][layer, key] = axes.index(features)
+        return func(*args, **kwargs or {})
+
+
+def _row_bytes(x: Tensor) -> set[bytes]:
+    rows = x.detach().to("cpu", torch.float64).reshape(-1, x.shape[-1])
+    return {row.tobytes() for row in rows.numpy()}
+
+
+def _readers(model: Module, at: list[_Change], example: object) -> Any:
+    """Return the parameters, with axes, by which a call multiplies the rows of each site."""
+    products, modules = _Products(model), sites.named_modules(model)
+
+    def scale(own: _Change, factor: float, value: object) -> Any:
+        """Scale the rows of a site, so that no other layer has equal ones."""
+        width = own.projection.n_features
+        new = sites.replace_rows(own.site, value, own.placement, width, lambda rows: rows * factor)
+        products.rows[own.site] |= _row_bytes(sites.pick_rows(own.site, new, own.placement)[0])
+        return new
+
+    with calls.evaluating(model), ExitStack() as hooks, products:
+        for i, own in enumerate(at, 1):
+            change = partial(scale, own, 1 + i / (2 * len(at)))
+            hook = sites.add_hook(own.site, own.layer, own.placement.side, change)
+            hooks.callback(hook.remove)
+        calls.call(model, example, (), None)
+    for site in (own.site for own in at):
+        if not (axes := products.axes[site]):
+            raise FoldError(
+                f"no linear layer reads {site!r} in the example; norms and residual connections do "
+                "not commute with erasers. Erase the outputs of the norms that read it, name the "
+                f"layers, into={{{site!r}: [...]}}, or use install"
+            )
+        for (name, key), axis in list(axes.items()):
+            # Experts that the example does not reach read a site as other experts do.
+            pattern, kind = re.sub(r"\d+", r"\\d+", re.escape(name)), type(modules[name])
+            idle = {k for k, v in products.idle.items() if type(v) is kind}
+            axes |= {(other, key): axis for other in idle if re.fullmatch(pattern, other)}
+    return products.axes
 
 
 def _check_layer(change: _Change) -> None:
     """Raise FoldError unless a layer is W x + b with plain parameters and the eraser's width."""
     layer, kind = change.layer, type(change.layer)
-    weight: Any = getattr(layer, "weight", None)
-    reads = change.placement.side == "input"
-    bases = (torch.nn.Linear,) if reads else (torch.nn.Linear, torch.nn.Embedding)
-    # Subclasses of convolutions often only add padding.
-    is_conv = (kind.__name__ == "Conv1D" and hasattr(layer, "nf")) or _is_conv2d(layer)
+    weight: Any = getattr(layer, change.parameter, None)
+    bases = torch.nn.Linear, torch.nn.Embedding  # subclasses of convolutions often only add padding
     reason = ""
-    if not is_conv and not isinstance(layer, bases):
+    if change.axis is None:
         reason = (
             "is not linear; name the linear layers that read it, "
             f"into={{{change.site!r}: [...]}}, or use install"
         )
     elif not (
-        (is_conv or any(kind.forward is base.forward for base in bases))
+        (not isinstance(layer, bases) or kind.forward in [base.forward for base in bases])
         and all(k in layer._parameters for k in ("weight", "bias") if hasattr(layer, k))
         and type(weight) is torch.nn.Parameter
         and weight.is_floating_point()
@@ -249,7 +335,9 @@ def _check_layer(change: _Change) -> None:
             "is no plain layer: its weight or bias is quantised, offloaded, distributed, or "
             "computed from other parameters; make it plain, or use install"
         )
-    elif weight.shape[int(reads != _is_transposed(layer))] != change.projection.n_features:
+    elif change.projection.offset.any() and _axis(layer, change.placement.side) is None:
+        reason = f"takes no means of erasers: {_FOR_FOLD}"
+    elif weight.shape[change.axis] != change.projection.n_features:
         reason = (
             f"has a weight of shape {tuple(weight.shape)}, and the eraser of {change.site!r} has "
             f"width {change.projection.n_features}"
@@ -298,7 +386,8 @@ def _difference(plain: list[Tensor], expected: list[Tensor], found: list[Tensor]
     for a, b, c in zip(plain, expected, found, strict=True):
         # Constants, such as -1e9 at suppressed tokens, do not tell the size of the outputs.
         changed = b[(a != b) & b.isfinite()]
-        relative.append(_distance(b, c) / (float(changed.abs().max()) if len(changed) else 1.0))
+        size = float(changed.abs().max()) if len(changed) else 0.0
+        relative.append(_distance(b, c) / (size or 1.0))
     return float(np.max(relative))  # NaN stays
 
 
@@ -311,31 +400,37 @@ def _is_conv2d(layer: Any) -> bool:
     return is_conv and layer.kernel_size == (1, 1) and layer.groups == 1
 
 
-def _is_transposed(layer: Module) -> bool:
-    """Return whether the weight has a row per input: Conv1D of transformers, and embeddings."""
-    return not isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)
+def _axis(layer: Any, side: str) -> int | None:
+    """Return the axis of the weight for the features on a side; None if a layer is not linear."""
+    reads = side == "input"
+    if isinstance(layer, torch.nn.Linear) or _is_conv2d(layer):
+        return int(reads)
+    if type(layer).__name__ == "Conv1D" and hasattr(layer, "nf"):  # of transformers
+        return int(not reads)
+    return 1 if isinstance(layer, torch.nn.Embedding) and not reads else None
 
 
 def _merge(change: _Change, undo: ExitStack) -> None:
     """Merge an eraser into the current weight and bias of a layer."""
     layer, old = change.layer, getattr(change.layer, "bias", None)
     left, right, offset = (getattr(change.projection, k) for k in ("left", "right", "offset"))
-    matrix = layer.weight.detach().to("cpu", torch.float64).numpy()  # with a row per output
-    matrix = matrix.T if _is_transposed(layer) else matrix.reshape(matrix.shape[:2])
-    bias = np.zeros(len(matrix)) if old is None else old.detach().to("cpu", torch.float64).numpy()
+    weight = getattr(layer, change.parameter)
+    matrix = weight.detach().to("cpu", torch.float64).movedim(change.axis, -1).numpy()
+    bias: Any = 0.0 if old is None else old.detach().to("cpu", torch.float64).numpy()
     if change.placement.side == "input":
-        new, bias = matrix - (matrix @ left) @ right.T, bias + matrix @ offset
+        new = matrix - (matrix @ left) @ right.T
+        bias = bias + (matrix @ offset).reshape(-1) if offset.any() else bias
     else:
-        new, bias = matrix - left @ (right.T @ matrix), bias - left @ (right.T @ bias) + offset
-    values = {"weight": new, "bias": bias}
+        new = matrix - (matrix @ right) @ left.T
+        bias = (bias if old is None else bias - left @ (right.T @ bias)) + offset
+    values = {}
     if isinstance(layer, torch.nn.Embedding):
-        new += offset[:, None]
-        del values["bias"]
-    elif old is None and not bias.any():
-        del values["bias"]
-    values["weight"] = new.T if _is_transposed(layer) else new.reshape(layer.weight.shape)
+        new += offset
+    elif old is not None or np.any(bias):
+        values["bias"] = bias
+    values[change.parameter] = np.moveaxis(new, -1, change.axis)
     for name, array in values.items():
-        like = layer.weight if name == "weight" or old is None else old
+        like = old if name == "bias" and old is not None else weight
         tensor = torch.from_numpy(np.ascontiguousarray(array)).to(like.device, like.dtype)
         _set(layer, name, torch.nn.Parameter(tensor, like.requires_grad), undo)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import mmap
 import os
@@ -167,20 +166,22 @@ class StreamSource(Source):
     """Source of the blocks ``read(items)``, in order; resuming discards the earlier blocks.
 
     An iterator of items can be read once only. `shuffled` says that the order of the rows changes.
+    With `per_item` each item is a block, ``read(item)``, and resuming does not call it for others.
     """
 
     def __init__(
         self,
         name: str,
         items: Iterable[T],
-        read: Callable[[Iterable[T]], Iterable[Block]],
+        read: Callable[[Any], Any],
         *,
         n_features: int | None = None,
         shuffled: bool = False,
         refills: bool = False,
+        per_item: bool = False,
     ) -> None:
         super().__init__(name, n_features=n_features)
-        self._blocks = functools.partial(read, items)
+        self._items, self._read, self._per_item = items, read, per_item
         self.once = isinstance(items, Iterator)
         self._was_read = False
         self._shuffled = shuffled
@@ -197,11 +198,11 @@ class StreamSource(Source):
                 f"the {self.name} was read before and can be read only once; make a new generator"
             )
         self._was_read = True
-        blocks = iter(self._blocks())
-        for number in range(first_block):
-            if next(blocks, None) is None:
-                raise too_few_blocks(self.name, first_block, number)
-        yield from blocks
+        items: Iterator[Any] = iter(self._items if self._per_item else self._read(self._items))
+        n_skipped = sum(1 for _ in itertools.islice(items, first_block))
+        if n_skipped < first_block:
+            raise too_few_blocks(self.name, first_block, n_skipped)
+        yield from map(self._read, items) if self._per_item else items
 
 
 def as_source(blocks: object, *, argument: str = "blocks") -> Source:
@@ -245,16 +246,19 @@ def as_source(blocks: object, *, argument: str = "blocks") -> Source:
             f"{argument} is {describe(blocks)}, not blocks; pass an iterable of (X, labels), or a "
             "source: sources.from_arrays(X, labels), from_npy(path), from_parquet(path, ...)"
         )
-    # The sampler of a DataLoader of torch may be an attribute of its batch sampler.
-    owners = blocks, getattr(blocks, "batch_sampler", None)
-    samplers = [getattr(owner, "sampler", None) for owner in owners]
     return StreamSource(
         f"{type(blocks).__name__} of blocks",
         blocks,
         lambda items: itertools.starmap(_as_block, enumerate(items)),
-        shuffled=any("Random" in type(sampler).__name__ for sampler in samplers),
+        shuffled=shuffles(blocks),
         refills=not isinstance(blocks, list | tuple),
     )
+
+
+def shuffles(items: object) -> bool:
+    """Return whether a DataLoader of torch has a random sampler, perhaps in its batch sampler."""
+    owners = items, getattr(items, "batch_sampler", None)
+    return any("Random" in type(getattr(owner, "sampler", None)).__name__ for owner in owners)
 
 
 def _as_block(number: int, item: object) -> Block:
