@@ -118,7 +118,10 @@ def _labels(
         raise InputError(f"this eraser ({eraser.method}) needs {needed}, given by --labels")
     if n_files > 1:
         raise InputError("--labels is for one file of rows; apply the eraser to one file at a time")
-    return labels.read_labels(args.labels, list(kinds), kinds, by_word=reader.by_word)
+    # The text of a number is the name of a class only if the eraser was fitted to text.
+    shifts: Any = getattr(eraser, "shifts", ())
+    texts = {s.name: "classes" for s in shifts if s.classes and isinstance(s.classes[0], str)}
+    return labels.read_labels(args.labels, list(kinds), texts, by_word=reader.by_word)
 
 
 def _check_target(args: argparse.Namespace, erasure: rows.Erasure, *, force: bool) -> None:

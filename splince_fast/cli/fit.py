@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from splince_fast._runtime.arguments import check_keywords
+from splince_fast._runtime.files import eraser_path
 from splince_fast._solve.options import MOMENT_OPTIONS, OPTIONS, Option, check_moment_options
 from splince_fast.cli import labels, rows
 from splince_fast.cli.inspect import print_summary
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> None:
         "--checkpoint": args.checkpoint,
     }
     check_outputs(outputs, [*paths, *label_paths], force=args.force, resumed=("--checkpoint",))
+    eraser_path(args.output)  # before the pass
     method = method_of(args.method, args.keep)
     passed = {
         name: value for name in ("keep", *OPTIONS, *MOMENT_OPTIONS)

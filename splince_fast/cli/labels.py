@@ -140,13 +140,15 @@ def _read_csv(
             "UTF-8 with a header"
         ) from error
     return names, {
-        name: _parse_column([row[i].strip() for row in rows], name, path, kinds.get(name))
+        name: _parse_column([row[i] for row in rows], name, path, kinds.get(name))
         for i, name in enumerate(names) if name in variables
     }  # fmt: skip
 
 
 def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> object:
     """Convert text to integers, else to floats, else to classes; an empty text is missing."""
+    blanks = " " if name == "word" else None  # words may end in other spaces, such as U+00A0
+    texts = [text.strip(blanks) for text in texts]
     present = [text for text in texts if text]
     numbers = [text for text in present if _NUMBER.fullmatch(text)]
     if kind != "classes" and len(numbers) == len(present):

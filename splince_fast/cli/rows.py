@@ -312,9 +312,15 @@ def _erase_hdf5(erasure: Erasure) -> int:
     with replacing(Path(erasure.target)) as path:
         shutil.copyfile(erasure.path, path)
         with require("h5py", "hdf5").File(path, "r+", rdcc_nbytes=BLOCK_BYTES) as file:
-            # A new data set: the old one may be a view of other files. Scaleoffset would round.
-            del file[X.name]
-            erased = file.create_dataset_like(X.name, X, dtype=dtype, scaleoffset=None)
+            # A new data set with all names of the old one, which may be a view of other files.
+            old, names = file[X.name].ref, []  # an open data set would keep its space
+            for _ in range(require("h5py", "hdf5").h5o.get_info(file[old].id).rc):
+                names.append(file[old].name)
+                del file[names[-1]]
+            # Scaleoffset would round.
+            erased = file.create_dataset_like(names[0], X, dtype=dtype, scaleoffset=None)
+            for name in names[1:]:
+                file[name] = erased
             erased.attrs.update(X.attrs)
             for start in range(0, len(X), step):
                 rows = slice(start, start + step)
@@ -400,7 +406,7 @@ def expand_folders(paths: Sequence[str], *, ordered: bool = False) -> list[str]:
         allowed = [suffix for suffix, reader in READERS.items() if not (folder and reader.by_word)]
         names = [name for name in names if suffix_of(name) in allowed]
         if not names:
-            raise InputError(f"{path!r} is or holds no file of rows ({', '.join(READERS)})")
+            raise InputError(f"{path!r} is or holds no file of rows ({', '.join(allowed)})")
         # With zeros before numbers, "shard-2" comes before "shard-10".
         by_number = sorted(names, key=lambda n: re.sub(r"\d+", lambda m: m[0].zfill(20), n))
         if ordered and names != by_number:
@@ -419,7 +425,7 @@ def row_options(args: argparse.Namespace, paths: Sequence[str]) -> tuple[Reader,
     table, key = readers[0].is_table, getattr(args, "key", None)
     if len({(reader.source, reader.is_table) for reader in readers}) > 1:
         raise InputError(
-            "the files have different formats; pass tables, files of arrays, or word vectors"
+            "the files have different formats; pass tables, files of arrays, HDF5 or word vectors"
         )
     if table and args.embedding is None:
         raise InputError(f"{paths[0]!r} is a table; name its column of vectors with --embedding")

@@ -133,7 +133,7 @@ class WordFile:
         if not self.width or (header is None and suffix != ".txt"):
             expected = "a word and its numbers" if suffix == ".txt" else "the header 'n d'"
             raise InputError(
-                f"line 1 of {path!r} is {line[:40]!r}, and should be {expected}; the file may be "
+                f"line 1 of {path!r} is {line[:20]!r}, and should be {expected}; the file may be "
                 "empty or of another format"
             )
 
@@ -162,8 +162,8 @@ class WordFile:
                 n += len(block)
         if self.n_rows not in (None, n):
             raise InputError(
-                f"{self.path!r} has {n:,} rows, and {self.n_rows:,} in its header; the file may be "
-                "truncated"
+                f"{self.path!r} has {n:,} rows, and {self.n_rows:,} in its header; copy the file "
+                "again, or correct the header"
             )
 
     def _binary_rows(self, file: IO[bytes]) -> Iterator[bytes]:
@@ -200,7 +200,7 @@ class WordFile:
             self.parse(start + middle, rows[middle:])
         fields = "" if self.is_binary else f" (of {rows[0].count(b' ') + 1} fields)"
         raise InputError(
-            f"{self._row_name(start)}, {rows[0][:40]!r}...{fields}, is no word without spaces, in "
+            f"{self._row_name(start)}, {rows[0][:20]!r}...{fields}, is no word without spaces, in "
             f"UTF-8, and {self.width} finite numbers; remove it, or write the file again"
         )
 

@@ -729,6 +729,9 @@ def test_oracle_is_fitted_and_applied_with_labels(here: Path, cli: Cli) -> None:
     assert "needs the labels of 'gender'" in cli("apply e X.npy -o out.npy --force", 2)
     assert "one file at a time" in cli("apply e X.npy a.npy --labels gender.npy -o out", 2)
     assert "ConditionalEraser(oracle" in cli("inspect e")
+    Path("numbers.csv").write_text("\n".join(["gender", *map(str, z)]))
+    cli("apply e X.npy --labels numbers.csv -o again.npy")
+    np.testing.assert_array_equal(np.load("again.npy"), np.load("out.npy"))
     cli(f"{fit} --force")
     assert "needs no labels" in cli(f"{apply} out.npy --force", 2)
 
@@ -838,6 +841,7 @@ MISTAKES = {
         ("X.npy --keep job -o new", "required: --erase"),
         ("absent.npy --erase z -o new", "there is no file 'absent.npy'"),
         ("a.npy --labels labels.csv --erase gender -o new", "has 300 rows but"),
+        ("a.npy --labels labels.csv --erase gender -o new.bin", "'new.bin' names another format"),
         ("labels.csv --labels labels.csv --erase gender -o new", "is or holds no file of rows"),
         ("folder --labels labels.csv --erase gender -o new", "is or holds no file of rows"),
         ("X.npy --erase job -o new --labels numbers.npy", "--labels job=FILE for a .npy file"),

@@ -68,9 +68,16 @@ def test_rows_and_commands_are_those_of_npy_files(stored: str, cli: Any) -> None
         for field in ("chunks", "compression", "shuffle", "maxshape"):
             assert getattr(found, field) == getattr(given, field)
         assert (new["w"][:] == old["w"]).all()
+        assert given[25].tobytes() not in Path("out.hdf5").read_bytes()
         found[25] = 0
     assert "exists" in cli(f"{apply} --resume", 2)  # control
     h5py.File("link.h5", "w")["x"] = h5py.ExternalLink("a.h5", "/a/x")
+    with h5py.File("a.h5", "a") as file:
+        file["hard"], file["soft"] = file["a/x"], h5py.SoftLink("/a/x")
+    cli("apply e a.h5 --key soft -o all.h5")
+    with h5py.File("all.h5") as file:
+        assert file["a/x"] == file["hard"] == file["soft"]  # one data set
+        np.testing.assert_array_equal(file["a/x"], erased)
     assert "a.h5'; apply the eraser to that" in cli("apply e link.h5 --key x -o no.h5", 2)
 
 
