@@ -18,6 +18,8 @@ from splince_fast.evaluation import Comparison, compare
 Cli = Callable[..., str]
 BASE = "compare embeddings.npy --labels people.csv --erase gender"
 QUICK = f"{BASE} --keep job --seeds 1 --alphas .1 --eraser LEACE --eraser SPLINCE"
+DEFAULTS = f"{BASE} --keep job --alphas .1 --test part"  # of seeds and erasers
+OUTPUT = "--head frozen --save all.json --force"
 rng = np.random.default_rng(0)
 Y, Z = rng.integers(0, 2, 800), rng.integers(0, 2, 800)
 X = rng.normal(size=(800, 5)).astype(np.float32)
@@ -62,12 +64,12 @@ def test_the_split_the_groups_and_the_sizes_are_those_of_the_function(cli: Cli) 
     for flags, more in (
         ("", {}),
         ("--groups person", {"groups": COLUMNS["person"]}),
-        ("--test part", {"test": COLUMNS["part"]}),
+        (DEFAULTS, {"test": COLUMNS["part"], "erasers": ("none", "SAL", "LEACE", "SPLINCE")}),
         ("--association .8 --sizes 200,40,80", {"association": 0.8, "sizes": (200, 40, 80)}),
     ):
-        out = cli(f"{QUICK} --head frozen --save all.json --force {flags}")
-        assert ("bootstrap" in out) == ("--test" in flags)
-        direct = compare(X, **options, **more)
+        line = flags if flags is DEFAULTS else f"{QUICK} {flags}"
+        assert ("bootstrap" in cli(f"{line} {OUTPUT}")) == (flags is DEFAULTS)
+        direct = compare(X, **(options | more))
         found.append(Comparison.load("all.json").records)
         for record, expected in zip(found[-1], direct.records, strict=True):
             assert record.values == pytest.approx(expected.values, rel=1e-9, abs=1e-12)

@@ -403,6 +403,9 @@ def test_from_moments_is_fit_without_data(data: Data, moments: sf.Moments) -> No
     joint = LEACE.from_moments(moments, erase=("z", "half"))
     alone = LEACE.from_moments(moments, erase="z")
     assert same(joint, alone)  # "half" is a function of z
+    directions = np.eye(6)[:, :2]
+    kept = SPLINCE.from_moments(moments, erase="z", keep=directions).projection_.matrix()
+    assert np.allclose(kept @ directions, directions, rtol=0, atol=1e-12)
     workers = [LEACE().partial_fit(X[i::2], concept=z[i::2]).moments_ for i in (0, 1)]
     assert same(LEACE.from_moments(workers[0] + workers[1], erase="concept"), alone)
     before = alone.projection_.matrix()

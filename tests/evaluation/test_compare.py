@@ -125,8 +125,9 @@ def test_a_folder_resumes_exactly_and_recomputes_only_what_a_setting_touches(
     made.clear()
     assert same(whole, run(X, y, z, run=tmp_path))
     assert made == []
-    run(X, y, z, run=tmp_path, erasers=("none", "SAL", "LEACE", "SPLINCE", "mean_projection"))
-    assert made == [["MeanProjection"], ["MeanProjection"]]
+    erasers = ("none", "SAL", "LEACE", "SPLINCE", "mean_projection", "oracle", "quadratic")
+    assert same(*(run(X, y, z, run=tmp_path, erasers=erasers) for _ in range(2)))
+    assert made == [["MeanProjection", "oracle", "quadratic"]] * 2
     made.clear()
     other = run(X, y, z, run=tmp_path, alphas=(0.1,))
     assert len(made) == 2
@@ -166,6 +167,13 @@ def test_an_infeasible_eraser_is_a_row_and_the_rest_goes_on() -> None:  # case 6
     for eraser in ("LEACE", "dropped"):
         assert result.mean("kept_covariance", eraser=eraser) < 1e-12
     assert any(note.startswith("dropped: ") for note in result.notes)
+
+
+def test_separable_rows_refuse_the_unregularised_head_in_a_row() -> None:  # cases 5, 11
+    heads = ("unregularised", "retrained")
+    result = run(*data(60, 100), n_seeds=1, erasers=("LEACE",), heads=heads)
+    ((_, head, reason),) = result.failures
+    assert (head, "separable" in reason) == ("unregularised", True)
 
 
 class Failing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

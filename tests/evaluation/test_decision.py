@@ -113,6 +113,7 @@ def test_an_undecided_comparison_seldom_takes_the_truly_worse_eraser(
         assert "for now" in choice.sentence
         assert len(choice.sentence.split()) <= 40
     assert sum(choice.eraser == "LEACE" for _, choice in found) < limit * len(found)
+    assert any(re.search(r"about \d+ more seeds would", choice.sentence) for _, choice in found)
     assert (below > len(found) / 2) is (strength == 1.5)
     # Control: the earlier rule takes it nearly always.
     assert sum(least_change(result) == "LEACE" for result, _ in found) > 0.75 * len(found)
