@@ -1,4 +1,4 @@
-"""Single cells without the donor: an AnnData file whose cell types stay where they are.
+"""Single cells without the donor: an AnnData file whose covariance with the cell type is kept.
 
     pip install ".[hdf5]" anndata && python examples/cells.py [FOLDER]
 

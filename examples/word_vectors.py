@@ -1,9 +1,9 @@
 """Word vectors without a stereotype: a GloVe text file in, one of the same format out.
 
-    pip install ".[parquet]" && python examples/word_vectors.py [FOLDER]
+    pip install ".[words]" && python examples/word_vectors.py [FOLDER]
 
 The vectors are those of 240 nouns in SmolLM2-135M-Instruct, which ship with the package: the mean
-of 20 prompts, in 50 dimensions. The stereotype of an occupation is the share of men in it.
+of 20 prompts, in 50 dimensions. The stereotype of an occupation is the fraction of men in it.
 """
 
 import subprocess

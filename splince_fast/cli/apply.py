@@ -35,8 +35,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help=f"{rows.FORMATS}, or folders of all but word vectors")  # fmt: skip
     output = apply.add_mutually_exclusive_group(required=True)
     output.add_argument("-o", "--output", type=named_file, metavar="PATH",
-        help="output file, of the input's suffix or .npy; for several files or a folder, the "
-        "folder of the output files, which get the names of the inputs")  # fmt: skip
+        help="output file, of the input's format, or .npy for .npz, .safetensors and .pt; for "
+        "several files or a folder, the folder of the output files, which get the names of the "
+        "inputs")  # fmt: skip
     output.add_argument("--in-place", action="store_true",
         help="overwrite .npy files; after an interruption run the command again: erasing a "
         "row twice gives the same as once. Erasers without this property (partial ones, and those "

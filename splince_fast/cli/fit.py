@@ -39,8 +39,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_shared(eraser, "--erase")
     eraser.add_argument("--keep", action="append", metavar="NAME", help="task to keep; repeatable")
     eraser.add_argument("--method", metavar="NAME",
-        help="splince, leace, sal, mean_projection, fair_pca, or oracle, which needs labels when "
-        "it is applied (default: splince with --keep, else leace)")  # fmt: skip
+        help="splince, leace, sal, mean_projection, fair_pca (components with 95 %% of the "
+        "variance), or oracle, which needs labels when it is applied (default: splince with "
+        "--keep, else leace)")  # fmt: skip
     for group, options in ((eraser, OPTIONS), (moments, MOMENT_OPTIONS)):
         for option in options.values():
             _add_flag(group, option)

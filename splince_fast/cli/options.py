@@ -22,7 +22,7 @@ def named_file(text: str) -> str:
 
 # Settings of argparse for the options that `fit`, `apply` and `compare` share.
 SHARED: Final[dict[str, dict[str, Any]]] = {
-    "--embedding": {"metavar": "COLUMN", "help": "column of vectors in a table; in .h5ad, of obsm"},
+    "--embedding": {"metavar": "COLUMN", "help": "column of vectors; in .h5ad, X or a key of obsm"},
     "--key": {"metavar": "NAME", "help": "name of the array of rows in a file of several arrays"},
     "--labels": {
         "action": "append",

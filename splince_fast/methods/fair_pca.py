@@ -110,8 +110,8 @@ def _discarded(
     """Return an orthonormal basis (r, d) of the directions without concept or component."""
     if stats.is_diagonal:
         raise InputError(
-            "fair_pca needs the covariance of x, which moments made with covariance_type='diag' do "
-            "not keep"
+            "fair_pca needs the covariance of x, which moments with covariance_type='diag' do not "
+            "hold; make moments without it"
         )
     r, d = erased.shape
     if r == d:

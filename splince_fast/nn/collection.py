@@ -657,7 +657,7 @@ def from_model(
 
     def read(batch: Any) -> Block:
         columns, selections = read_labels(batch, labels), CallSelections(rule)
-        found: list[tuple[NDArray[Any], dict[str, Any]]] = []  # rows and labels of each call
+        parts: list[tuple[NDArray[Any], dict[str, Any]]] = []  # rows and labels of each call
 
         def add(name: str, value: object) -> None:
             x, mask, _ = selected_rows(name, value, placement, selections)
@@ -672,15 +672,15 @@ def from_model(
                 _, starts, counts = np.unique(sequence, return_index=True, return_counts=True)
                 sums = np.add.reduceat(rows, starts, dtype=np.float64)
                 rows, positions = (sums / counts[:, None]).astype(rows.dtype), positions[starts]
-            found.append((rows, row_labels(columns, shape, positions)[1]))
+            parts.append((rows, row_labels(columns, shape, positions)[1]))
 
         with watching(inner, modules, placement, selections, add), calls.evaluating(inner):
             calls.call(inner, calls.batch_to(batch, calls.device_of(inner)), keys, forward)
-        if not found:
+        if not parts:
             raise NeverCalledError(f"a batch does not run {listed(modules)}; choose another site")
         join: Any = np.ma.concatenate
-        joined = {key: join([own[key] for _, own in found]) for key in columns}
-        return Block(np.concatenate([rows for rows, _ in found]), joined or None)
+        joined = {key: join([own[key] for _, own in parts]) for key in columns}
+        return Block(np.concatenate([rows for rows, _ in parts]), joined or None)
 
     described = "a function" if callable(tokens) else tokens
     name = f"activations of {type(inner).__name__} at {listed(modules)}, tokens {described}"

@@ -39,10 +39,7 @@ _TOLERANCE, _TOLERANCE_16 = 1e-4, 2e-2
 _READER_TOLERANCE = 0.1
 # Operations of torch, and of transformers, that multiply the rows of an argument by a matrix.
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback")
-_FOR_FOLD = (
-    "erasers = fit_layers(..., for_fold=True), then fold(model, erasers, into={site: layers}, "
-    "example=batch)"
-)
+_FOR_FOLD = "erasers = fit_layers(..., for_fold=True), then fold(model, erasers, example=batch)"
 _NOT_RUN = (
     "the example does not run {}, so the fold cannot be verified; pass an example that does, or "
     "use install"
@@ -160,13 +157,13 @@ def fold(
         untied = [c.name for c in changes if _untie(model, getattr(c.layer, c.parameter), undo)]
         for change in changes:
             _merge(change, undo)
-        found = outputs()
-        difference = _difference(plain, expected, found)
+        folded = outputs()
+        difference = _difference(plain, expected, folded)
         is_narrow = any(getattr(c.layer, c.parameter).dtype.itemsize < 4 for c in changes)
         is_equal = difference <= (_TOLERANCE_16 if is_narrow else _TOLERANCE)
         if not is_narrow and any(_axis(c.layer, c.placement.side) is None for c in changes):
             # Experts and routers may read their input by other code, too.
-            pairs = zip(map(_distance, expected, found), effects, strict=True)
+            pairs = zip(map(_distance, expected, folded), effects, strict=True)
             is_equal &= all(distance <= _READER_TOLERANCE * effect for distance, effect in pairs)
         if not is_equal:
             raise FoldError(
@@ -237,8 +234,8 @@ def _changes(
     modules, changes = sites.named_modules(model), []
     for site, own in at_sites.items():
         layers = sites.find(model, into[site]) if site in into else {site: own.layer}
-        found = traced[site] if site in traced else {(name, "weight"): None for name in layers}
-        for (name, parameter), axis in found.items():
+        named = {(name, "weight"): None for name in layers}
+        for (name, parameter), axis in traced.get(site, named).items():
             layer = modules[name]
             own_input = Placement("input", 1 if _is_conv2d(layer) else -1)
             placement = own.placement if layer is own.layer else own_input

@@ -87,8 +87,8 @@ def open_rows(path: str, name: str | None) -> Any:
         # over chunks of 16,000 rows takes half of the time with the cache.
         file = require("h5py", "hdf5").File(path, rdcc_nbytes=BLOCK_BYTES)
         for place in (name, f"obsm/{name}") if name else ():
-            if holds_rows(found := file.get(place)):
-                return found
+            if holds_rows(data := file.get(place)):
+                return data
         file.visititems(lambda key, item: names.append(f"/{key}") if holds_rows(item) else None)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{path!r} cannot be read as HDF5: {cause_text(error)}") from error

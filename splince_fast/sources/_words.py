@@ -200,8 +200,8 @@ class WordFile:
             self.parse(start + middle, rows[middle:])
         fields = "" if self.is_binary else f" (of {rows[0].count(b' ') + 1} fields)"
         raise InputError(
-            f"{self._row_name(start)}, {rows[0][:40]!r}...{fields}, is no word without spaces, in "
-            f"UTF-8, and {self.width} finite numbers; remove it, or write the file again"
+            f"{self._row_name(start)}, {rows[0][:40]!r}...{fields}, is not a word (UTF-8, no "
+            f"spaces) before {self.width} finite numbers; remove it, or write the file again"
         )
 
 
@@ -221,7 +221,7 @@ def _parse_text(rows: list[bytes], width: int) -> Words:
         )  # fmt: skip
     except polars.exceptions.PolarsError as error:
         raise ValueError(str(error)) from error
-    # A missing number is NaN.
+    # Polars reads a missing number as null, which NumPy shows as NaN.
     return [word.decode() for word, _, _ in parts], frame.to_numpy(order="c")
 
 

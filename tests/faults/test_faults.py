@@ -405,7 +405,7 @@ print(same, larger[0].n_rows, ranks)
 
 @posix
 def test_forked_workers_after_threads_have_run() -> None:
-    """They use BLAS and our threads afresh, and free locks although another thread had one."""
+    """Children use BLAS and our threads anew; a lock that another thread held is free in them."""
     assert script(FORKED, OPENBLAS_NUM_THREADS="2", SPLINCE_FAST_NUM_THREADS="2") == (
         "True 6000 [2, 2, 2]\n"
     )
@@ -432,7 +432,7 @@ print(os.waitpid(child, 0)[1])
 
 @posix
 def test_a_fork_waits_for_what_another_thread_imports(tmp_path: Path) -> None:
-    """Kernels are imported when they are first needed; the lock of an import has no other end."""
+    """Kernels are imported on first use; in a child no thread would free the lock of an import."""
     assert script(IMPORTING, str(tmp_path)) == "0\n"
 
 

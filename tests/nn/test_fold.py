@@ -323,7 +323,7 @@ def test_invalid_arguments_of_fold_are_errors() -> None:
     body = snn.fit_layers(model, batches, "model.norm", sf.leace, erase="z")
     into, given = {"model.norm": "lm_head"}, {"model.norm": LINEAR}
     for match, erasers, options in (
-        (r"'body'.*for_fold=True.*into=.*example=", body, {}),
+        (r"'body'.*for_fold=True\), then fold\(model, erasers, example=", body, {}),
         ("bias is", given, {"bias": "drop"}),
         ("erasers is a Projection", projection(), {}),
         ("erasers is empty", {}, {"into": {}}),

@@ -88,7 +88,7 @@ FILES = ("word_vectors stereotype gender", "hdf5 man artist", "cells donor cell_
 
 @pytest.mark.parametrize(("name", "concept", "task"), [*map(str.split, FILES)])
 def test_program_of_a_file_runs(run: Program, name: str, concept: str, task: str) -> None:
-    pytest.importorskip({"hdf5": "h5py", "cells": "anndata"}.get(name, "pyarrow"))
+    pytest.importorskip({"hdf5": "h5py", "cells": "anndata"}.get(name, "polars"))
     before, after = run(f"{name}.py")["fits"].values()
     size = np.linalg.norm(before.cross_covariance(concept))
     # Each float32 row is rounded by 6e-8 of its entries, some ten times this covariance.
