@@ -114,6 +114,11 @@ def _discarded(
             "hold; make moments without it"
         )
     r, d = erased.shape
+    if r == d:
+        raise InputError(
+            f"the variables are associated with all {d} dimensions, so that no component is left; "
+            "erase fewer of them"
+        )
     least = n_components if is_integer(n_components) else 1
     for name, value in (("n_components", least), ("n_candidates", n_candidates)):
         low = least if name == "n_candidates" else 1
@@ -133,6 +138,6 @@ def _discarded(
     values, vectors = np.linalg.eigh(stats.gram(np.ascontiguousarray(basis)))
     count = int(n_components)
     if not is_integer(n_components):
-        explained = np.cumsum(values[::-1]) / values.sum()
-        count = int(np.searchsorted(explained, n_components)) + 1
+        explained = np.cumsum(values[::-1])  # rounding may change the order of the last
+        count = min(int(np.searchsorted(explained, n_components * explained[-1])) + 1, len(basis))
     return np.concatenate([rest, vectors[:, : len(basis) - count].T @ basis])

@@ -421,9 +421,10 @@ def may_stop_early(model: Module, forward: Callable[..., object] | None) -> bool
 def check_inputs(batches: object, forward: object, name: str = "batches") -> None:
     """Raise InputError unless `batches` is iterable, and `forward` is a function or None."""
     is_iterable = isinstance(batches, Iterable) or hasattr(type(batches), "__len__")
-    if not is_iterable or isinstance(batches, str | bytes):
+    if not is_iterable or isinstance(batches, str | bytes | Mapping):
         raise InputError(
-            f"{name} is {batches!r}; pass the batches themselves, such as a list or a DataLoader"
+            f"{name} is {batches!r:.80}; pass the batches themselves, such as a list or a "
+            "DataLoader"
         )
     if forward is not None and not callable(forward):
         raise InputError(f"forward is {forward!r}; it must be a function of model and batch")

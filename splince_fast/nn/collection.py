@@ -481,7 +481,7 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
 
 def label_array(values: Any) -> NDArray[Any]:
     """Return the labels of a batch, a tensor or any sequence, as an array on the host."""
-    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    return torch_to_numpy(values) if isinstance(values, Tensor) else np.asarray(values)
 
 
 def row_labels(
@@ -623,7 +623,8 @@ def from_model(
     at : str or Module
         One site.
     tokens : {"mean", "body", "all", "first", "last"} or function
-        As for :func:`collect`; or "mean", one row per sequence and call, the mean of its "body".
+        As for :func:`collect`; or "mean", one row per sequence and call, the mean of its "body". A
+        sequence without selected tokens has no row.
     labels, side, feature_dim, output, forward, skip_ids
         As for :func:`collect`; without labels, blocks have rows alone.
 

@@ -40,6 +40,10 @@ _READER_TOLERANCE = 0.1
 # Operations of torch, and of transformers, that multiply the rows of an argument by a matrix.
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback")
 _FOR_FOLD = "erasers = fit_layers(..., for_fold=True), then fold(model, erasers, example=batch)"
+_NOT_RUN = (
+    "the example does not run {}, so the fold cannot be verified; pass an example that does, or "
+    "use install"
+)
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,9 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "overloadpacket", func).__name__
+        if name in ("linear", "matmul", "einsum"):  # in inference mode
+            with self:
+                return func.decompose(*args, **kwargs or {})
         pairs = [args["add" in name :][:2]] if name in _PRODUCTS else []
         for x, w in [*pairs, *((w.mT, x.mT) for x, w in pairs)]:  # x w = (w^T x^T)^T
             address = w.untyped_storage().data_ptr()
@@ -267,14 +274,14 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
                 rows, features = _row_bytes(x), (x.shape[-1], w.stride(-2))
                 axes = list(zip(parameter.shape, parameter.stride(), strict=True))
                 for site in self.rows if features in axes else ():
-                    if rows <= self.rows[site]:
+                    if rows and rows <= self.rows[site]:
                         self.axes[site][layer, key] = axes.index(features)
         return func(*args, **kwargs or {})
 
 
 def _row_bytes(x: Tensor) -> set[bytes]:
     rows = x.detach().to("cpu", torch.float64).reshape(-1, x.shape[-1])
-    return {row.tobytes() for row in rows.numpy()}
+    return {row.tobytes() for row in rows[rows.any(dim=1)].numpy()}  # zeros tell no rows apart
 
 
 def _readers(model: Module, at: list[_Change], example: object) -> Any:
@@ -301,11 +308,11 @@ def _readers(model: Module, at: list[_Change], example: object) -> Any:
                 "not commute with erasers. Erase the outputs of the norms that read it, name the "
                 f"layers, into={{{site!r}: [...]}}, or use install"
             )
-        for (name, key), axis in list(axes.items()):
-            # Experts that the example does not reach read a site as other experts do.
-            pattern, kind = re.sub(r"\d+", r"\\d+", re.escape(name)), type(modules[name])
-            idle = {k for k, v in products.idle.items() if type(v) is kind}
-            axes |= {(other, key): axis for other in idle if re.fullmatch(pattern, other)}
+        # Experts that the example does not reach, perhaps of another site, may read this one.
+        kinds = {(re.sub(r"\d+", "", name), type(modules[name])) for name, _ in axes}
+        idle = [k for k, v in products.idle.items() if (re.sub(r"\d+", "", k), type(v)) in kinds]
+        if idle:
+            raise FoldError(_NOT_RUN.format(listed(idle)))
     return products.axes
 
 
@@ -357,10 +364,7 @@ def _outputs(model: Module, example: object, erased: Iterable[_Change] = ()) -> 
             stack.callback(hooks[-1].register(point.layer).remove)
         output = calls.call(model, example, (), None)
     if idle := [hook.name for hook in hooks if not hook.n_calls]:
-        raise FoldError(
-            f"the example does not run {listed(idle)}, so the fold cannot be verified; pass an "
-            "example that does, or use install"
-        )
+        raise FoldError(_NOT_RUN.format(listed(idle)))
     return [tensor.detach().to("cpu", torch.float64) for tensor in _tensors(output)]
 
 

@@ -184,12 +184,12 @@ class StreamSource(Source):
         self._items, self._read, self._per_item = items, read, per_item
         self.once = isinstance(items, Iterator)
         self._was_read = False
-        self._shuffled = shuffled
+        self.shuffled = shuffled
         self.refills = refills
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards; see :meth:`Source.iter_from`."""
-        if first_block and self._shuffled:
+        if first_block and self.shuffled:
             raise InputError(
                 f"{self.name} shuffles, so resuming would miss rows; pass shuffle=False to it"
             )

@@ -33,6 +33,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SplinceWarning,
 )
+from splince_fast.sources.base import Block, StreamSource
 
 X, y, z = data()
 
@@ -448,6 +449,9 @@ def test_a_map_a_file_and_a_source_are_rows(tmp_path: Path) -> None:  # case 13
         assert run(rows, y, z, n_jobs=n_jobs, **options).records == expected
     with pytest.raises(InputError, match="from_parquet"):
         run(table, y, z, **options)
+    shuffled = StreamSource("loader", [X], Block, shuffled=True, per_item=True)
+    with pytest.raises(InputError, match="shuffle=False"):  # the labels would be of other rows
+        run(shuffled, y, z, **options)
 
 
 def test_a_large_map_is_not_copied_whole(tmp_path: Path) -> None:  # case 13

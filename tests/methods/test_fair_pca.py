@@ -96,6 +96,18 @@ def test_candidates_have_the_least_differences_of_class_covariances(classes: int
         np.testing.assert_allclose(equal.matrix(), U @ U.T, atol=1e-8)
 
 
+def test_a_fraction_of_nearly_one_takes_all_components_and_constant_rows_have_one() -> None:
+    for seed in range(30):  # rounding decides whether the components explain this fraction
+        x, z = problem(seed, d=30, classes=2, n=50)
+        moments = moments_of(np.random.default_rng(seed).normal(size=x.shape), z)
+        assert sf.fair_pca(moments, erase="z", n_components=1 - 2**-53).rank == 1
+    constant = np.ones((50, 3)) * [[1, 2, 3]]
+    with pytest.warns(sf.SplinceWarning, match="are constant"), np.errstate(all="raise"):
+        assert sf.fair_pca(moments_of(constant, z), erase="z").rank == 2
+    with pytest.raises(InputError, match="no component is left"):
+        sf.fair_pca(moments_of(x[:, :1], z), erase="z")
+
+
 def test_compare_and_files_take_fair_pca(tmp_path: Any) -> None:
     x, z = problem(2, classes=2, n=600)
     y = (np.random.default_rng(0).random(600) < 0.5).astype(int)

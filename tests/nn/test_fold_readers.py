@@ -86,13 +86,23 @@ def test_experts_in_one_parameter_are_folded_whole_or_refused(form: Any, error: 
         assert torch.allclose(experts.weight, expected, atol=1e-5)
 
 
-def test_experts_that_the_example_does_not_reach_are_named() -> None:
+@pytest.mark.parametrize("is_called", [False, True])  # with no rows
+def test_experts_that_the_example_does_not_reach_are_named(is_called: bool) -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         h, second = self.norm(x), (x[:, 0] > 0).int()
-        return torch.cat([self.experts[i](h[second == i]) for i in second.unique().tolist()])
+        reached = range(2) if is_called else second.unique().tolist()
+        return torch.cat([self.experts[i](h[second == i]) for i in reached])
 
     two = torch.nn.ModuleList(torch.nn.Linear(16, 4) for _ in range(2))
     model = module(forward, norm=torch.nn.LayerNorm(16), experts=two)
     with pytest.raises(snn.FoldError, match=r"does not run 'experts.1'"):
         snn.fold(model, {"norm": projection()}, example=X[X[:, 0] <= 0])
     assert len(snn.fold(model, {"norm": projection()}, example=X).layers["norm"]) == 2
+
+
+def test_a_layer_of_zero_rows_reads_no_site_in_inference_mode_too() -> None:
+    norm, a, b = torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+    model = module(lambda self, x: self.a(self.n(x)) + self.b(0 * x), n=norm, a=a, b=b)
+    with torch.inference_mode():
+        folded = snn.fold(model, {"n": P}, example=torch.cat([X, torch.zeros(1, 16)]))
+    assert folded.layers == {"n": ("a",)}

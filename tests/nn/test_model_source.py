@@ -64,6 +64,8 @@ def test_a_stopped_pass_leaves_the_model_and_resumes_without_running_it(tmp_path
 
 def test_invalid_arguments_and_batches_are_errors() -> None:
     model, batch = tiny("sequential"), {"input": torch.ones(3, 6, 5), "z": torch.zeros(3, 6)}
+    with pytest.raises(sf.SplinceError, match="such as a list"):  # one batch
+        snn.from_model(model, batch, "0")
     for match, at, options in (
         ("pass one site", "*", {}), ("one row per sequence", "0", {"labels": "z"}),
         ("does not run '0'", "0", {"forward": lambda model, batch: None}),

@@ -74,11 +74,13 @@ def test_sql_erases(eraser: sf.Projection) -> None:
     lists = {"l": eraser.left, "r": eraser.right.T, "b": eraser.bias}
     Path("eraser.json").write_text(json.dumps({k: v.tolist() for k, v in lists.items()}))
     with duckdb.connect() as database:
-        database.execute("CREATE TABLE embeddings (id INTEGER, x FLOAT[])")
-        database.executemany("INSERT INTO embeddings VALUES (?, ?)", list(enumerate(ROWS.tolist())))
+        database.execute("CREATE TABLE embeddings (l INTEGER, x FLOAT[], c DOUBLE[])")
+        rows = [(i, row, row[:2]) for i, row in enumerate(ROWS.tolist())]
+        database.executemany("INSERT INTO embeddings VALUES (?, ?, ?)", rows)
         database.execute(BLOCKS["sql"])
-        rows = database.execute("SELECT x FROM clean ORDER BY id").fetchall()
-    assert agrees([x for (x,) in rows], eraser, ROWS)
+        clean = database.execute("FROM clean ORDER BY l").fetchall()
+    assert [(row[0], row[2]) for row in clean] == [(row[0], row[2]) for row in rows]
+    assert agrees([row[1] for row in clean], eraser, ROWS)
 
 
 @pytest.mark.filterwarnings("default")  # of torch
