@@ -538,6 +538,7 @@ def test_a_negated_view_and_directions_that_are_tensors(torch: Any) -> None:
     expected = sf.splince(data.moments(), erase="z", keep=directions)
     np.testing.assert_array_equal(eraser.matrix(), expected.matrix())
     np.testing.assert_array_equal(eraser(negated).numpy(), expected(data.x))
+    assert torch.is_tensor(sf.erase(negated, z, y)[0])
 
 
 def test_bfloat16_overflows_as_float32_does() -> None:
