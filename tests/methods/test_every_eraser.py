@@ -153,6 +153,8 @@ def test_dictionaries_and_json_give_the_report_back(kind: str) -> None:
     assert set(values) == {f.name for f in dataclasses.fields(sf.Report)}
     for given_back in (values, json.loads(json.dumps(values, allow_nan=False))):
         assert sf.Report.from_dict(given_back) == found
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.rank = 3
 
 
 def arrays(eraser: Any) -> list[NDArray[Any]]:

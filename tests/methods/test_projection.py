@@ -518,6 +518,10 @@ def test_folding_into_a_torch_layer(torch: Any, dtype: str) -> None:
     weight = torch.nn.Parameter(numbers, requires_grad=dtype in FLOATS)
     wide = [t.detach().double().numpy() for t in (weight, weight[:, 0])]
     found, exactly = eraser.fold_into(weight, weight[:, 0]), eraser.fold_into(*wide)
+    if dtype not in FLOATS:
+        out = torch.empty((4, 7), dtype=torch.float64)
+        expected = eraser(numbers.numpy())
+        np.testing.assert_array_equal(eraser(numbers, out=out), expected, strict=True)
     result = {"int64": "float64"}.get(dtype, dtype if dtype in FLOATS else "float32")
     for part, expected in zip(found, exactly, strict=True):
         assert part.dtype == getattr(torch, result)

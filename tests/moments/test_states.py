@@ -440,6 +440,8 @@ def test_sums_and_differences(state: str) -> None:
     if state == "sample":  # the samples are added and removed, too
         np.testing.assert_allclose((a + b - b).covariance(), a.covariance(), rtol=1e-9)
         np.testing.assert_allclose((b + a).covariance(), (a + b).covariance(), rtol=1e-9)
+        squares = [m.__getstate__()["tensors"]["weights.squares"] for m in (a + b - b, a)]
+        np.testing.assert_allclose(*squares, rtol=1e-12)
     with pytest.raises(IncompatibleMomentsError):
         _ = a - (a + b)
     check(fed_in_parts(made(state, block_rows=64), rows_for(state, X), labels, 33), model)
