@@ -370,6 +370,7 @@ def test_the_report_of_a_partial_eraser() -> None:
     assert same == whole
     erased, kept = part.variables
     assert part.rho is erased.expected is None
+    assert part.sensitivity == pytest.approx(0.4 * whole.sensitivity)
     assert kept.residual <= kept.bound
     assert "linear probe" in str(part)
     assert again.variables[0].residual == pytest.approx(0.75, abs=1e-9)
