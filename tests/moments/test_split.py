@@ -160,10 +160,16 @@ def test_an_update_without_rows_needs_no_label_of_the_class() -> None:
 
 
 def test_classes_are_in_the_order_of_their_names() -> None:
-    """An order of hashes would differ from one process to the next."""
+    """An order of hashes would differ from one process to the next, one of blocks between feeds."""
     z = np.array(list("dhaegbfc"))[np.arange(80) % 8]
-    moments = Moments(by="z").update(np.random.default_rng(0).normal(size=(80, 3)), {"z": z})
+    X = np.random.default_rng(0).normal(size=(80, 3))
+    moments = Moments(by="z").update(X, {"z": z})
     assert list(moments.by_class) == list("abcdefgh")
+    late, early = Moments(by="z"), Moments(by="z")
+    for names, state in (("abcdefgh", early), ("hgfedcba", late)):
+        for name in names:
+            state.update(X[z == name], {"z": z[z == name]})
+    assert late.covariance().tobytes() == early.covariance().tobytes()
 
 
 def test_repr_counts_the_classes_of_all_parts_before_they_are_merged() -> None:
