@@ -529,6 +529,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     "classes": ({"by": "z"}, {}, {}, "by='z'"),
     "type of classes": ({}, {"z": Z, "y": ZERO}, {"z": [1] * N, "y": ZERO}, "."),
     "kind": ({}, {"z": Z, "y": ZERO}, {"z": ["y"] * N, "y": np.arange(float(N))}, "."),
+    "kind of columns": ({}, {"z": Z, "y": np.arange(float(N))}, {"z": Z, "y": ZERO}, "kinds="),
     "type": ({}, {"z": Z, "y": ZERO}, {"z": ["y"] * N, "y": ["s"] * N}, "."),
     "booleans": ({}, {"z": Z, "y": ZERO}, {"z": ["y"] * N, "y": [True] * N}, "."),
     "columns": (
