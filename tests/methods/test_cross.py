@@ -389,7 +389,9 @@ def test_of_balanced_classes_the_bound_is_the_figure() -> None:
     labels = z, quantity, [*z[:200], *[None] * 200]
     balanced, number, half = (report_of(x, column).variables[0] for column in labels)
     assert (number.expected is None, number.expected_most) == (False, None)
-    for variable in (balanced, half):
+    both = sf.Moments().update(x, {"z": z, "quantity": quantity})
+    joint = report(sf.leace(both, erase=["z", "quantity"])).variables[0]
+    for variable in (balanced, half, joint):
         assert variable.expected_most == pytest.approx(variable.expected, rel=1e-12)
     assert half.expected > balanced.expected * 1.5  # half of the labels: twice the noise
 

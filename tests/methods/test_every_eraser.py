@@ -119,6 +119,7 @@ def test_the_report_states_what_the_rows_show(kind: str) -> None:
         assert found.distortion is None
     else:
         assert found.distortion == pytest.approx(moved(data.x + change, data.x), rel=1e-9)
+    assert found.distortion_leace is None or not kind.startswith("shrunk")
     partly = kind in ("strength", "rank_tol", "partial", "partial that keeps")
     assert within_bounds(found) == (not partly)
     for variable, labels in zip(found.variables, (data.z, data.y), strict=False):
@@ -152,6 +153,8 @@ def test_dictionaries_and_json_give_the_report_back(kind: str) -> None:
     assert set(values) == {f.name for f in dataclasses.fields(sf.Report)}
     for given_back in (values, json.loads(json.dumps(values, allow_nan=False))):
         assert sf.Report.from_dict(given_back) == found
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.rank = 3
 
 
 def arrays(eraser: Any) -> list[NDArray[Any]]:

@@ -370,6 +370,7 @@ def test_the_report_of_a_partial_eraser() -> None:
     assert same == whole
     erased, kept = part.variables
     assert part.rho is erased.expected is None
+    assert part.sensitivity == pytest.approx(0.4 * whole.sensitivity)
     assert kept.residual <= kept.bound
     assert "linear probe" in str(part)
     assert again.variables[0].residual == pytest.approx(0.75, abs=1e-9)
@@ -518,6 +519,10 @@ def test_folding_into_a_torch_layer(torch: Any, dtype: str) -> None:
     weight = torch.nn.Parameter(numbers, requires_grad=dtype in FLOATS)
     wide = [t.detach().double().numpy() for t in (weight, weight[:, 0])]
     found, exactly = eraser.fold_into(weight, weight[:, 0]), eraser.fold_into(*wide)
+    if dtype not in FLOATS:
+        out = torch.empty((4, 7), dtype=torch.float64)
+        expected = eraser(numbers.numpy())
+        np.testing.assert_array_equal(eraser(numbers, out=out), expected, strict=True)
     result = {"int64": "float64"}.get(dtype, dtype if dtype in FLOATS else "float32")
     for part, expected in zip(found, exactly, strict=True):
         assert part.dtype == getattr(torch, result)
@@ -538,6 +543,7 @@ def test_a_negated_view_and_directions_that_are_tensors(torch: Any) -> None:
     expected = sf.splince(data.moments(), erase="z", keep=directions)
     np.testing.assert_array_equal(eraser.matrix(), expected.matrix())
     np.testing.assert_array_equal(eraser(negated).numpy(), expected(data.x))
+    assert torch.is_tensor(sf.erase(negated, z, y)[0])
 
 
 def test_bfloat16_overflows_as_float32_does() -> None:

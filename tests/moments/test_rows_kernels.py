@@ -115,7 +115,7 @@ def blocks(draw: st.DrawFn, rows: Any = SOME, width: Any = FEW, **more: Any) -> 
     """Blocks of any numbers of rows, features, variables and label columns."""
     return Block(
         draw(rows), draw(width), draw(st.sampled_from(DTYPES)), weighted=draw(st.booleans()),
-        variables=draw(st.integers(0, 3)), classes=draw(st.integers(1, 5)),
+        variables=draw(st.integers(0, 3)), classes=draw(st.sampled_from([1, 2, 5, 300])),
         offset=draw(st.sampled_from([0.0, 3.0, 1e4])), seed=draw(seeds),
         **{name: draw(v) for name, v in {"columns": st.integers(0, 3), **more}.items()},
     )  # fmt: skip

@@ -160,10 +160,16 @@ def test_an_update_without_rows_needs_no_label_of_the_class() -> None:
 
 
 def test_classes_are_in_the_order_of_their_names() -> None:
-    """An order of hashes would differ from one process to the next."""
+    """An order of hashes would differ from one process to the next, one of blocks between feeds."""
     z = np.array(list("dhaegbfc"))[np.arange(80) % 8]
-    moments = Moments(by="z").update(np.random.default_rng(0).normal(size=(80, 3)), {"z": z})
+    X = np.random.default_rng(0).normal(size=(80, 3))
+    moments = Moments(by="z").update(X, {"z": z})
     assert list(moments.by_class) == list("abcdefgh")
+    late, early = Moments(by="z"), Moments(by="z")
+    for names, state in (("abcdefgh", early), ("hgfedcba", late)):
+        for name in names:
+            state.update(X[z == name], {"z": z[z == name]})
+    assert late.covariance().tobytes() == early.covariance().tobytes()
 
 
 def test_repr_counts_the_classes_of_all_parts_before_they_are_merged() -> None:
@@ -287,7 +293,8 @@ def test_what_a_removal_leaves_is_constant_where_the_rest_is(case: str) -> None:
     for seed in range(30):
         (X, labels), *rest = REMOVALS[case](np.random.default_rng(seed))
         goes = [Moments(block_rows=7).update(*part) for part in rest]
-        whole = sum(goes, Moments(block_rows=16).update(X, labels))
+        stays = Moments(block_rows=16).update(X, labels)
+        whole = sum(goes, stays) if seed % 2 else sum([*goes, stays], Moments(block_rows=16))
         left = whole - sum(goes[::-1][1:], goes[-1])
         assert state_bytes(pickle.loads(pickle.dumps(left))) == state_bytes(left)
         constant = np.ptp(X, axis=0) == 0
@@ -299,6 +306,9 @@ def test_what_a_removal_leaves_is_constant_where_the_rest_is(case: str) -> None:
         if len(set(labels["z"])) == 1:
             with pytest.raises(sf.exceptions.ConstantVariableError):
                 sf.leace(left, erase="z")
+            # More rows are added about the value of the label.
+            found, expected = ((own + goes[0]).cross_covariance("z") for own in (left, stays))
+            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
             continue
         report = sf.leace(left, erase="z").report
         assert (report.rank_covariance, report.rank) == ((~constant).sum(), 1)

@@ -209,7 +209,7 @@ def interrupted(act: Callable[[], object], at: int) -> int:
 
 
 def outcomes(case: str, act: str, n: int) -> set[str]:
-    """How `n` interrupted updates or merges leave moments: "absent", "whole" or "torn"."""
+    """How `n` interrupted updates, merges or reads leave moments: "absent", "whole" or "torn"."""
     state, n_before, n_added, offset = CHANGES[case]
     X, labels = data(n_before + n_added)
     X[n_before:] += offset
@@ -223,6 +223,8 @@ def outcomes(case: str, act: str, n: int) -> set[str]:
     def change(moments: Any) -> None:
         if act == "merge":
             moments += added
+        elif act == "read":
+            assert moments.mean.any()
         else:
             moments.update(*given[1])
 
@@ -246,7 +248,7 @@ UPDATES = [(case, "update") for case in CHANGES]
 MERGES = [(case, "merge") for case in CHANGES if "folds" not in case]
 
 
-@pytest.mark.parametrize(("case", "act"), UPDATES + MERGES)
+@pytest.mark.parametrize(("case", "act"), [*UPDATES, *MERGES, ("rows that wait", "read")])
 def test_an_interrupt_at_any_bytecode_leaves_a_change_whole_or_absent(case: str, act: str) -> None:
     assert outcomes(case, act, 40 * max(FUZZ, 1)) == {"absent", "whole"}
 
@@ -438,6 +440,8 @@ def test_sums_and_differences(state: str) -> None:
     if state == "sample":  # the samples are added and removed, too
         np.testing.assert_allclose((a + b - b).covariance(), a.covariance(), rtol=1e-9)
         np.testing.assert_allclose((b + a).covariance(), (a + b).covariance(), rtol=1e-9)
+        squares = [m.__getstate__()["tensors"]["weights.squares"] for m in (a + b - b, a)]
+        np.testing.assert_allclose(*squares, rtol=1e-12)
     with pytest.raises(IncompatibleMomentsError):
         _ = a - (a + b)
     check(fed_in_parts(made(state, block_rows=64), rows_for(state, X), labels, 33), model)
@@ -456,8 +460,9 @@ def test_scaled_weights_scale_every_sum(state: str) -> None:
     some = flushed(started(state))
     scaled, before = some.scaled(0.25), state_bytes(some)
     assert (scaled.weight, scaled.n_rows) == (0.25 * some.weight, some.n_rows)
-    erasers = [sf.leace(m, erase="z") for m in (scaled, some)]
+    erasers: list[Any] = [sf.leace(m, erase="z") for m in (scaled, some)]
     assert np.array_equal(erasers[0].left, erasers[1].left)
+    assert erasers[0].report.sampling == erasers[1].report.sampling
     assert state_bytes(scaled.scaled(4.0)) == state_bytes(some) == before
     assert state_bytes(scaled) != before  # control
     model = Rows.of(*data())
@@ -524,6 +529,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     "classes": ({"by": "z"}, {}, {}, "by='z'"),
     "type of classes": ({}, {"z": Z, "y": ZERO}, {"z": [1] * N, "y": ZERO}, "."),
     "kind": ({}, {"z": Z, "y": ZERO}, {"z": ["y"] * N, "y": np.arange(float(N))}, "."),
+    "kind of columns": ({}, {"z": Z, "y": np.arange(float(N))}, {"z": Z, "y": ZERO}, "kinds="),
     "type": ({}, {"z": Z, "y": ZERO}, {"z": ["y"] * N, "y": ["s"] * N}, "."),
     "booleans": ({}, {"z": Z, "y": ZERO}, {"z": ["y"] * N, "y": [True] * N}, "."),
     "columns": (

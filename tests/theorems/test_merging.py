@@ -178,5 +178,5 @@ def test_classes_absent_from_the_first_block_or_from_one_worker() -> None:
 def test_a_sum_has_the_rounding_of_its_coarsest_rows() -> None:
     X = normal(50, 3)
     fine, coarse = Moments().update(X), Moments().update(X.astype(np.float32))
-    for total in (fine + coarse, coarse + fine):
+    for total in (fine + coarse, coarse + fine, coarse.copy().update(X)):
         assert total._state().row_eps == np.finfo(np.float32).eps > fine._state().row_eps
