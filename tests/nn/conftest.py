@@ -108,7 +108,8 @@ def inputs(name: str, n: int = 6, length: int = 5, seed: int = 0) -> dict[str, A
 _READERS = {
     "input_layernorm": ["self_attn.[qkv]_proj", "self_attention.query_key_value",
                         "attention.query_key_value"],
-    "post_attention_layernorm": ["mlp.[gu]*_proj", "mlp.dense_h_to_4h", "mlp.gate"],
+    "post_attention_layernorm": ["mlp.[gu]*_proj", "mlp.dense_h_to_4h", "mlp.gate",
+                                 "block_sparse_moe.gate"],
     "pre_feedforward_layernorm": ["mlp.[gu]*_proj"],
     "ln_1": ["attn.c_attn"],
     "ln_2": ["mlp.c_fc"],
