@@ -166,7 +166,7 @@ def test_partial_residual_of_a_rank_tolerance_is_said_to_be_a_bound() -> None:
     moments = sf.Moments().update(x, {"z": z})
     span = np.delete(moments.cross_covariance("z"), np.argmax(np.bincount(z)), axis=1)
     for rank_tol, words in ((0.99, "keeps at most the fraction"), ("auto", "keeps the fraction")):
-        part = sf.leace(moments, erase="z", rank_tol=rank_tol).scaled(0.5)
+        part = sf.leace(moments, erase="z", rank_tol=rank_tol).scaled(0.3)
         left = np.linalg.norm(part.matrix() @ span) / np.linalg.norm(span)
         residual = report(part).variables[0].residual
         assert words in report(part).explain()
