@@ -191,7 +191,7 @@ class WordFile:
         """Return the words and vectors of rows from number `start` on; all must be finite."""
         try:
             words, X = (_parse_binary if self.is_binary else _parse_text)(rows, self.width)
-            if len(words) == len(X) and np.isfinite(X).all():
+            if len(X) == len(rows) and np.isfinite(X).all():
                 return words, X
         except ValueError:  # of the decoding or of polars: the search below names the row
             pass
@@ -212,17 +212,18 @@ def _parse_binary(rows: list[bytes], width: int) -> Words:
 
 def _parse_text(rows: list[bytes], width: int) -> Words:
     polars = require("polars", "words")
-    parts = [row.rstrip(_LINE_END).partition(b" ") for row in rows]
+    if any(row.endswith((b" \n", b"\r\n", b" ", b"\r")) for row in rows):
+        rows = [row.rstrip(_LINE_END) + b"\n" for row in rows]
     try:
         frame = polars.read_csv(
-            b"\n".join([numbers for _, _, numbers in parts]),
-            schema={str(i): polars.Float32 for i in range(width)},
+            b"".join(rows),
+            schema={"word": polars.String, **dict.fromkeys(map(str, range(width)), polars.Float32)},
             has_header=False, separator=" ", quote_char=None,
         )  # fmt: skip
     except polars.exceptions.PolarsError as error:
         raise ValueError(str(error)) from error
-    # Polars reads a missing number as null, which NumPy shows as NaN.
-    return [word.decode() for word, _, _ in parts], frame.to_numpy(order="c")
+    # A missing number is NaN.
+    return frame["word"].fill_null("").to_list(), frame.drop("word").to_numpy(order="c")
 
 
 def write_words(path: Path, blocks: Iterable[Words], layout: WordFile, *, compressed: bool) -> int:
