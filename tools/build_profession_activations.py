@@ -40,6 +40,8 @@ from splince_fast.demo import data as professions
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the loader of the model
 from reproduction.language import model_path, prompt_batches, read_model, states
 
+PRONOUNS = (" he", " she")
+
 
 def activations(prompts: Sequence[str], model: Any, tokenizer: Any) -> NDArray[np.float64]:
     """Return the last-token states, (n, d), of the prompts after the final norm."""
@@ -48,9 +50,9 @@ def activations(prompts: Sequence[str], model: Any, tokenizer: Any) -> NDArray[n
 
 def head_rows(model: Any, tokenizer: Any) -> NDArray[np.float32]:
     """Return the rows, (2, d), of the language-model head for `` he`` and `` she``."""
-    ids = [tokenizer(word)["input_ids"] for word in professions.PRONOUNS]
+    ids = [tokenizer(word)["input_ids"] for word in PRONOUNS]
     if any(len(tokens) != 1 for tokens in ids):
-        raise ValueError(f"{professions.PRONOUNS} are the tokens {ids}, not one each")
+        raise ValueError(f"{PRONOUNS} are the tokens {ids}, not one each")
     rows: NDArray[np.float32] = model.lm_head.weight.detach().numpy()[np.ravel(ids)]
     return rows
 
@@ -93,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "recipe": "every noun in every template, nouns outermost; the hidden state of the last "
             "token after the final RMSNorm (float32 pass over dequantised weights), rounded to "
             "float16; head: rows of the tied embedding, dequantised to float32",
-            "head_tokens": list(professions.PRONOUNS),
+            "head_tokens": list(PRONOUNS),
             "log_odds_rounding_bound": bound,
             "log_odds_rounding_seen": actual,
             "tables_sha256": tables.checksum,
