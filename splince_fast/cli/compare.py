@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from splince_fast.cli.labels import as_list, parse_kinds, paths_of, read_labels
 from splince_fast.cli.options import add_shared, check_outputs, named_file
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassName, encode_one
-from splince_fast.sources import Block
+
+if TYPE_CHECKING:
+    from splince_fast.sources import Block
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -135,7 +137,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
 
 
 def _read_block(block: Block, *, labelled: bool) -> tuple[Any, dict[str, list[Any]]]:
-    """Return the rows and the labels of a block; with `labelled`, of rows with any label."""
+    """Return rows and labels of a block; with `labelled`, only of the rows that have a label."""
     labels = {name: as_list(column) for name, column in block.labels.items()}
     if not labelled:
         return np.array(block.X), labels

@@ -18,15 +18,13 @@ from splince_fast._runtime.arguments import require
 from splince_fast._runtime.files import replacing
 from splince_fast._runtime.rows import BLOCK_BYTES, choose_block_rows
 from splince_fast.exceptions import InputError
-from splince_fast.sources import from_hdf5, from_word_vectors
-from splince_fast.sources._hdf5 import open_rows, read_column
-from splince_fast.sources._words import WordFile, Words, labels_of, write_words
 
 if TYPE_CHECKING:
     from pyarrow import Table
 
     from splince_fast.projection import Eraser
     from splince_fast.sources import Source
+    from splince_fast.sources._words import Words
 
 # All arrays of a file by name, and its metadata.
 Contents = tuple[dict[str, Any], dict[str, str]]
@@ -275,8 +273,18 @@ def _erase_column(erasure: Erasure, table: Table, group: int) -> Table:
     return table.set_column(index, field.with_type(values.type), values)
 
 
+def _word_source(
+    paths: Sequence[str], name: object, variables: object, labels: Callable[[], Any]
+) -> Source:
+    from splince_fast.sources import from_word_vectors
+
+    return from_word_vectors(paths, labels())
+
+
 def _erase_words(erasure: Erasure) -> int:
     """Erase one file of word vectors, one block at a time; return the number of rows."""
+    from splince_fast.sources._words import WordFile, write_words
+
     file = WordFile(erasure.path)
     blocks = (_erased_words(erasure, file.parse(*block)) for block in file.unparsed())
     with replacing(Path(erasure.target)) as path:
@@ -284,12 +292,16 @@ def _erase_words(erasure: Erasure) -> int:
 
 
 def _erased_words(erasure: Erasure, block: Words) -> Words:
+    from splince_fast.sources._words import labels_of
+
     words, X = block
     return words, erasure.eraser(X, labels_of(words, erasure.labels))
 
 
 def _words_are_erased(erasure: Erasure) -> bool:
     """Compare words and bits of the vectors in the first and the last block."""
+    from splince_fast.sources._words import WordFile
+
     before, after = (WordFile(path).end_blocks() for path in (erasure.path, erasure.target))
     erased = [_erased_words(erasure, block) for block in before]
     return [(w, X.tobytes()) for w, X in erased] == [(w, X.tobytes()) for w, X in after]
@@ -298,23 +310,37 @@ def _words_are_erased(erasure: Erasure) -> bool:
 def _hdf5_source(
     paths: Sequence[str], name: str | None, variables: Sequence[str], labels: Callable[[], object]
 ) -> Source:
+    from splince_fast.sources import from_hdf5
+
     in_obs = {variable: f"/obs/{variable}" for variable in variables}
     return from_hdf5(list(paths), name or "/", in_obs if reader_of(paths[0]).is_table else labels())
 
 
+def _hdf5_rows(path: str, name: str | None) -> Any:
+    from splince_fast.sources._hdf5 import open_rows
+
+    return open_rows(path, name)
+
+
+def _obs_labels(path: str, names: Iterable[str]) -> dict[str, Any]:
+    from splince_fast.sources._hdf5 import read_column
+
+    return {name: read_column(path, f"/obs/{name}") for name in names}
+
+
 def _erase_hdf5(erasure: Erasure) -> int:
     """Erase the data set in a copy of the file, a block at a time; return the number of rows."""
-    X = open_rows(erasure.path, erasure.name)
+    h5py, X = require("h5py", "hdf5"), _hdf5_rows(erasure.path, erasure.name)
     if (owner := X.file.filename) != erasure.path:
         raise InputError(f"the rows of {erasure.path!r} lie in {owner!r}; apply the eraser to that")
     dtype = erasure.part(X, slice(0)).dtype
     step = choose_block_rows(None, int(np.prod(X.shape[1:])), X.dtype.itemsize)
     with replacing(Path(erasure.target)) as path:
         shutil.copyfile(erasure.path, path)
-        with require("h5py", "hdf5").File(path, "r+", rdcc_nbytes=BLOCK_BYTES) as file:
+        with h5py.File(path, "r+", rdcc_nbytes=BLOCK_BYTES) as file:
             # A new data set with all names of the old one, which may be a view of other files.
             old, names = file[X.name].ref, []  # an open data set would keep its space
-            for _ in range(require("h5py", "hdf5").h5o.get_info(file[old].id).rc):
+            for _ in range(h5py.h5o.get_info(file[old].id).rc):
                 names.append(file[old].name)
                 del file[names[-1]]
             # Scaleoffset would round.
@@ -337,8 +363,9 @@ class Reader(NamedTuple):
     write: Callable[[Path, dict[str, Any], dict[str, str]], None] | None = None
     # Option that names the rows in a file; "--embedding" for tables, whose labels are columns.
     option: str | None = "--key"
-    rows: Callable[[str, str | None], Any] = _host_rows  # of a path, under that name
-    labels: Callable[[str, Iterable[str]], Any] = lambda path, names: None  # columns for an eraser
+    rows: Callable[[str, str | None], Any] = _host_rows  # of a file, by path and name
+    # Labels by name that the file holds and `erase` does not read; None if there are none.
+    labels: Callable[[str, Iterable[str]], Any] = lambda path, names: None
     source: Callable[..., Source] = _array_source
     erase: Callable[[Erasure], int] = _erase_arrays  # returns the number of rows
     in_place: Callable[[Erasure], int] | None = None  # overwrites the rows of the file, if possible
@@ -350,7 +377,7 @@ class Reader(NamedTuple):
         return self.option == "--embedding"
 
 
-_HDF5 = Reader((".h5", ".hdf5"), rows=open_rows, source=_hdf5_source, erase=_erase_hdf5)
+_HDF5 = Reader((".h5", ".hdf5"), rows=_hdf5_rows, source=_hdf5_source, erase=_erase_hdf5)
 READERS: dict[str, Reader] = {
     ".npy": Reader((".npy",), _read_npy, option=None, in_place=_erase_in_place),
     ".npz": Reader((".npz", ".npy"), _read_npz, _write_npz),
@@ -358,11 +385,7 @@ READERS: dict[str, Reader] = {
     ".pt": Reader((".pt", ".npy"), _read_torch, _write_torch),
     ".h5": _HDF5,
     ".hdf5": _HDF5,
-    ".h5ad": _HDF5._replace(
-        outputs=(".h5ad",),
-        option="--embedding",
-        labels=lambda path, names: {name: read_column(path, f"/obs/{name}") for name in names},
-    ),
+    ".h5ad": _HDF5._replace(outputs=(".h5ad",), option="--embedding", labels=_obs_labels),
     ".parquet": Reader(
         (".parquet",),
         option="--embedding",
@@ -374,8 +397,7 @@ READERS: dict[str, Reader] = {
 for _suffix in (".txt", ".vec", ".bin"):
     READERS[_suffix] = READERS[f"{_suffix}.gz"] = Reader(
         (_suffix, f"{_suffix}.gz"), option=None, erase=_erase_words, is_erased=_words_are_erased,
-        by_word=True,
-        source=lambda paths, name, variables, labels: from_word_vectors(paths, labels()),
+        source=_word_source, by_word=True,
     )  # fmt: skip
 
 _listed = [", ".join(s for s in READERS if READERS[s].by_word == by_word) for by_word in (0, 1)]
