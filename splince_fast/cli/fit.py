@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
         "--checkpoint": args.checkpoint,
     }
     check_outputs(outputs, [*paths, *label_paths], force=args.force, resumed=("--checkpoint",))
-    eraser_path(args.output)  # before the pass
+    eraser_path(args.output)  # a wrong suffix is an error before the pass
     method = method_of(args.method, args.keep)
     passed = {
         name: value for name in ("keep", *OPTIONS, *MOMENT_OPTIONS)

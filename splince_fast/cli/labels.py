@@ -26,7 +26,7 @@ Contents = tuple[list[str], dict[str, Any]]
 def read_labels(
     options: Sequence[str], variables: Sequence[str], kinds: Mapping[str, str], *, by_word: bool
 ) -> dict[str, Any]:
-    """Read columns by position, or with `by_word` as mappings from words, a column, to labels."""
+    """Read columns of labels; with `by_word`, as mappings from the column "word" to labels."""
     if not by_word:
         return read_label_files(options, variables, kinds)
     if len(options) != 1:

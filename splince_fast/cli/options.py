@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from splince_fast.cli import labels, rows
 from splince_fast.exceptions import InputError
 
 
@@ -62,8 +63,8 @@ def add_shared(parser: Any, *names: str) -> None:
         parser.add_argument(name, **SHARED[name])
 
 
-_SUFFIXES = {".npy", ".npz", ".pt", ".parquet", ".csv", ".tsv", ".html", ".safetensors"}
-_SUFFIXES |= {".h5", ".hdf5", ".h5ad"}
+# Suffixes of known formats. Files of any kind may end in those of word vectors.
+_SUFFIXES = {".html", *labels.FORMATS, *(s for s, r in rows.READERS.items() if not r.by_word)}
 
 
 def check_outputs(

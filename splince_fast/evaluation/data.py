@@ -40,7 +40,7 @@ def read_rows(X: object) -> Matrix:
             )
         return as_rows(open_npy(os.fspath(X)))
     if isinstance(X, sources.Source):
-        if getattr(X, "shuffled", False):
+        if X.shuffled:
             raise InputError(f"{X.name} shuffles, but labels do not; pass shuffle=False to it")
         arrays = [np.array(as_rows(block.X)) for block in X]
         if not arrays:

@@ -26,7 +26,7 @@ def fair_pca(
     n_candidates: int | None = None,
     rank_tol: float | str = "auto",
 ) -> Projection:
-    """Project onto the principal components of x among those without covariance with variables.
+    """Project onto the leading principal components of x that have no covariance with variables.
 
     P = U U^T minimises E|P c - c|^2, c = x - E x, over the orthogonal projections of rank m with
     P Cov(x, z) = 0: the columns of R are an orthonormal basis of the orthogonal complement of
@@ -119,9 +119,8 @@ def _discarded(
             f"the variables are associated with all {d} dimensions, so that no component is left; "
             "erase fewer of them"
         )
-    least = n_components if is_integer(n_components) else 1
-    for name, value in (("n_components", least), ("n_candidates", n_candidates)):
-        low = least if name == "n_candidates" else 1
+    least = int(n_components) if is_integer(n_components) else 1
+    for name, value, low in (("n_components", least, 1), ("n_candidates", n_candidates, least)):
         if value is not None and not (is_integer(value) and low <= value <= d - r):
             raise InputError(
                 f"{name} is {value!r}; it must be an integer from {low} to {d - r}: {r} of {d} "

@@ -262,7 +262,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "overloadpacket", func).__name__
-        if name in ("linear", "matmul", "einsum"):  # in inference mode
+        if name in ("linear", "matmul", "einsum"):  # whole in inference mode, products else
             with self:
                 return func.decompose(*args, **kwargs or {})
         pairs = [args["add" in name :][:2]] if name in _PRODUCTS else []
@@ -281,7 +281,7 @@ class _Products(TorchDispatchMode):  # type: ignore[misc]
 
 def _row_bytes(x: Tensor) -> set[bytes]:
     rows = x.detach().to("cpu", torch.float64).reshape(-1, x.shape[-1])
-    return {row.tobytes() for row in rows[rows.any(dim=1)].numpy()}  # zeros tell no rows apart
+    return {row.tobytes() for row in rows[rows.any(dim=1)].numpy()}  # zeros are equal at all sites
 
 
 def _readers(model: Module, at: list[_Change], example: object) -> Any:

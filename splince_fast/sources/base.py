@@ -68,6 +68,9 @@ class Source(ABC):
     refills : bool
         Whether the arrays of a block are refilled for the next block, so that a thread that reads
         ahead must copy each block. False by default.
+    shuffled : bool
+        Whether the order of the rows differs between passes, so that a run cannot be resumed and
+        labels in an array of their own do not match. False by default.
 
     Examples
     --------
@@ -91,6 +94,7 @@ class Source(ABC):
     nbytes: int | None = None
     files: tuple[str, ...] = field(default=(), init=False)
     refills: bool = field(default=False, init=False)
+    shuffled: bool = field(default=False, init=False)
 
     @abstractmethod
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
@@ -165,8 +169,8 @@ class PieceSource(Source):
 class StreamSource(Source):
     """Source of the blocks ``read(items)``, in order; resuming discards the earlier blocks.
 
-    An iterator of items can be read once only. `shuffled` says that the order of the rows changes.
-    With `per_item` each item is a block, ``read(item)``, and resuming does not call it for others.
+    An iterator of items can be read once only. With `per_item`, ``read(item)`` is the block of each
+    item, and resuming does not call it for the earlier items.
     """
 
     def __init__(
